@@ -33,13 +33,14 @@ def build() -> click.Group:
     from jobs.cli.jobs import cancel, jobs_group
     from jobs.cli.limits import limits
     from jobs.cli.results import results
+    from jobs.cli.score import score
     from jobs.cli.status import status
     from jobs.cli.submit import submit
 
     group = CommandGroup(name="chatjobs", help=HELP, context_settings=context_settings())
     for plugin in sorted(entry_points(group="chatjobs.commands"), reverse=True):
         group.add_command(plugin.load())
-    for command in (chat, submit, follow, cancel, jobs_group, status, limits, results):
+    for command in (chat, submit, follow, cancel, jobs_group, status, limits, results, score):
         group.add_command(command)
     return click.version_option(package_name="chatjobs")(group)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.failures import Failure, WrongInput
+from jobs.cli.failures import Failure
 from jobs.cli.options import (
     connection,
     is_embedded,
@@ -17,6 +17,7 @@ from jobs.cli.options import (
     results_option,
 )
 from jobs.cli.output import echo, print_json
+from jobs.cli.runs import open_results
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def show(run: str | None, as_json: bool, results: str, redis_url: str) -> None:
     With --json: one JSON object per run, or per row of RUN. Rows that are still in
     Redis are counted, if the folder is that of the workers on --redis.
     """
-    store = _open(results)
+    store = open_results(results)
     unwritten = _unwritten(store, redis_url)
     waiting = unwritten.runs if unwritten is not None else {}
     if run is not None and run in waiting and run not in store.runs():
@@ -90,7 +91,7 @@ def compact(run: str, as_json: bool, results: str, redis_url: str) -> None:
     from jobs.results.compact import compact
     from jobs.store.backlog import has_unwritten
 
-    store = _open(results)
+    store = open_results(results)
     store.path(run)  # raises if there is no such run
     with connection(redis_url) as redis:
         if has_unwritten(redis, run):
@@ -130,18 +131,6 @@ def _unwritten(store: Results, url: str) -> Unwritten | None:
 def _wait(count: int) -> str:
     rows = f"{counted(count, 'row')} {'is' if count == 1 else 'are'}"
     return f"{rows} in Redis (chatjobs status says why if they wait for more than a minute)"
-
-
-def _open(folder: str) -> Results:
-    from jobs import Results
-
-    store = Results(folder)
-    if not store.root.is_dir():
-        raise WrongInput(
-            f"no folder {store.root.absolute()}: run this where a worker has written its "
-            "results, or select their folder with --results DIR"
-        )
-    return store
 
 
 def _list_runs(store: Results, as_json: bool, unwritten: Unwritten | None) -> None:

@@ -47,11 +47,14 @@ configs:
 - config_name: samples
   default: true
   data_files: samples/*.parquet
+- config_name: scores
+  data_files: scores/*.parquet
 ---
 # {run}
 
 Chat completions written by chatjobs: one row per answer in `samples/`, the versions of the engine
-and of torch in `run.json`. Files in `samples/` are always complete.
+and of torch in `run.json`. `chatjobs score` writes one row per answer and metric in `scores/`.
+Files in both are always complete.
 
     from datasets import load_dataset
     rows = load_dataset("{run}", split="train")
@@ -70,21 +73,23 @@ def write_part(path_tmp: Path, path_final: Path, table: pa.Table) -> None:
     write_tables(path_tmp, path_final, [table])
 
 
-def write_tables(path_tmp: Path, path_final: Path, tables: Iterable[pa.Table]) -> None:
-    """Write tables of SCHEMA to one file: `path_final` is complete and durable, or absent.
+def write_tables(
+    path_tmp: Path, path_final: Path, tables: Iterable[pa.Table], schema: pa.Schema = SCHEMA
+) -> None:
+    """Write tables of `schema` to one file: `path_final` is complete and durable, or absent.
 
     Both paths must be in the same file system, and readers must not list the folder of `path_tmp`.
     Raises OSError.
     """
-    floats = {path for path, kind in leaves(SCHEMA).items() if pa.types.is_floating(kind)}
+    floats = {path for path, kind in leaves(schema).items() if pa.types.is_floating(kind)}
     _make_folder(path_tmp.parent)
     _make_folder(path_final.parent)
     with path_tmp.open("wb") as file:
         with pq.ParquetWriter(
             file,
-            SCHEMA,
+            schema,
             compression=COMPRESSION,
-            use_dictionary=sorted(leaves(SCHEMA).keys() - floats),
+            use_dictionary=sorted(leaves(schema).keys() - floats),
             column_encoding={path: "BYTE_STREAM_SPLIT" for path in floats},
             write_page_index=True,
         ) as writer:

@@ -1,0 +1,217 @@
+"""`chatjobs score`: scores the rows of a run by metrics, and prints their figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobs.cli.failures import Failure
+from jobs.cli.interrupts import interrupts_raise
+from jobs.cli.options import Seconds, json_option, quiet_option, results_option
+from jobs.cli.output import echo, print_json
+from jobs.cli.runs import open_results
+from jobs.cli.table import Column, number, print_table
+from jobs.sizes import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jobs import Results
+    from jobs.scores.scoring import Tally
+    from jobs.scores.spec import Spec
+    from jobs.scores.summary import Summary
+
+GIB = 1 << 30
+
+by_option = click.option(
+    "--by",
+    multiple=True,
+    metavar="COLUMN",
+    help="Also print the figures of each value of a column, or of a field of the metadata.",
+)
+seed_option = click.option(
+    "--seed", default=0, show_default=True, help="Seed of the confidence intervals."
+)
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "-m",
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="METRIC",
+    help="exact, contains, number, choice, regex:PATTERN, json, json-schema[:FILE], bleu, chrf, "
+    "chrf++, edit, math, perplexity, pass@K:METRIC, module:function or file.py:function; may be "
+    "repeated. Without it, the figures of the metrics that are scored are printed.",
+)
+@by_option
+@seed_option
+@click.option(
+    "--timeout",
+    type=Seconds(min=0.001),
+    default=10.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds of CPU time that a metric may take for a row.",
+)
+@click.option(
+    "--memory",
+    type=click.FloatRange(min=0.01),
+    default=2.0,
+    show_default=True,
+    metavar="GIB",
+    help="Memory that a metric may take.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1, max=256),
+    metavar="N",
+    show_default="processors, up to 8",
+    help="Processes that score rows.",
+)
+@json_option
+@quiet_option
+@results_option
+def score(
+    run: str,
+    metrics: tuple[str, ...],
+    by: tuple[str, ...],
+    seed: int,
+    timeout: float,
+    memory: float,
+    processes: int | None,
+    as_json: bool,
+    quiet: bool,
+    results: str,
+) -> None:
+    """Score the rows of RUN, without generating them again.
+
+    The value of each row goes to the table RUN/scores. A metric that was scored before is replaced
+    there. A row that a metric can't score has an error in the table, and the exit code is 1.
+    """
+    from jobs.scores.process import Limits
+    from jobs.scores.samples import read_groups
+    from jobs.scores.spec import parse_spec
+    from jobs.scores.summary import summarise
+
+    specs = _with_bases([parse_spec(text) for text in dict.fromkeys(metrics)])
+    store = open_results(results)
+    store.path(run)  # raises if there is no such run
+    limits = Limits(timeout, round(memory * GIB))
+    with interrupts_raise():
+        groups = read_groups(store, run, by) if by else None
+        tallies = [_scored(store, run, spec, limits, processes, quiet) for spec in specs]
+        summaries = list(summarise(store, run, specs, groups, seed))
+    if as_json:
+        for one in summaries:
+            print_json(_facts(run, one))
+    else:
+        _print_table(summaries, by)
+    _report(specs, tallies, quiet)
+
+
+def _with_bases(specs: Sequence[Spec]) -> list[Spec]:
+    """The metrics, each pass@k behind the one that it is made of."""
+    from jobs.scores.spec import parse_spec
+
+    found: dict[str, Spec] = {}
+    for spec in specs:
+        if spec.samples is not None:
+            base = parse_spec(spec.argument or "")
+            found.setdefault(base.text, base)
+    plain = {spec.text: spec for spec in specs if spec.samples is None}
+    return [*({**found, **plain}).values(), *(one for one in specs if one.samples is not None)]
+
+
+def _scored(
+    store: Results, run: str, spec: Spec, limits: Any, processes: int | None, quiet: bool
+) -> Tally:
+    from jobs.cli.progress import RowProgress
+    from jobs.scores.scoring import score_run
+
+    with RowProgress(store.dataset(run).count_rows(), quiet=quiet) as progress:
+        return score_run(
+            store,
+            run,
+            spec,
+            limits,
+            processes=processes,
+            progress=lambda rows: progress.update(rows, 0),
+        )
+
+
+def _facts(run: str, one: Summary) -> dict[str, Any]:
+    figure = one.figure
+    return {
+        "run": run,
+        "metric": one.metric,
+        "by": one.group,
+        "value": figure.value,
+        "low": figure.interval and figure.interval.low,
+        "high": figure.interval and figure.interval.high,
+        "rows": figure.rows,
+        "scored": figure.scored,
+        "no_answer": figure.no_answer,
+        "errors": figure.errors,
+    }
+
+
+def _print_table(summaries: Sequence[Summary], by: Sequence[str]) -> None:
+    """One line per metric and group; a column that has zeros alone is left out."""
+    no_answer = any(one.figure.no_answer for one in summaries)
+    errors = any(one.figure.errors for one in summaries)
+    columns: list[Column | str] = ["metric", *by, number("value"), "95% interval", number("rows")]
+    columns += [number("no answer")] * no_answer + [number("errors")] * errors
+    rows = []
+    for one in summaries:
+        figure = one.figure
+        row = [one.metric, *(group_text(one.group, name) for name in by), figure_text(figure.value)]
+        row += [interval_text(figure.interval), str(figure.scored)]
+        row += [str(figure.no_answer)] * no_answer + [str(figure.errors)] * errors
+        rows.append(row)
+    print_table(columns, rows)
+
+
+def group_text(group: dict[str, str | None], name: str) -> str:
+    """The value of a column that makes groups; `all` for all rows."""
+    if not group:
+        return "all"
+    value = group[name]
+    return "none" if value is None else value
+
+
+def figure_text(value: float | None) -> str:
+    """A figure with four significant digits, and four places at most."""
+    if value is None:
+        return ""
+    return (
+        f"{value:.4f}"
+        if abs(value) < 10
+        else f"{value:.2f}"
+        if abs(value) < 1e6
+        else f"{value:.3e}"
+    )
+
+
+def interval_text(interval: tuple[float, float] | None) -> str:
+    """An interval, empty if there is none."""
+    return "" if interval is None else " to ".join(map(figure_text, interval))
+
+
+def _report(specs: Sequence[Spec], tallies: Sequence[Tally], quiet: bool) -> None:
+    """Say what was not scored. Raises Failure if a metric failed with a row."""
+    unanswered = max((tally.no_answer for tally in tallies), default=0)
+    if unanswered and not quiet:
+        echo(f"{counted(unanswered, 'row')} without an answer: not scored", err=True)
+    lines, failed = [], []
+    for spec, tally in zip(specs, tallies, strict=True):
+        if tally.failed:
+            lines += [f"{spec.text}: {error}" for error in tally.errors]
+            rest = tally.failed - len(tally.errors)
+            lines += [f"{spec.text}: and {counted(rest, 'more row')}"] if rest else []
+            failed.append(f"{tally.failed} of {counted(tally.rows, 'row')} by {spec.text}")
+    if failed:
+        raise Failure(f"not scored: {', '.join(failed)}", lines=lines)

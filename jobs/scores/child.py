@@ -1,0 +1,99 @@
+"""The child process that scores rows: `python -m jobs.scores.child METRIC SECONDS WAIT BYTES`.
+
+It reads JSON arrays of rows, one per line, and writes one line for each row. Code of users and
+patterns may take forever or all memory: each row has limits of CPU time and of time, and the
+process one of memory that it may take besides what it has when the metric is ready.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from typing import IO
+
+from jobs.errors import InvalidRequest
+from jobs.install import command_for
+from jobs.scores.outcome import MAX_ERROR, Metric, Outcome, shortened
+from jobs.scores.spec import Spec, parse_spec
+
+
+def main() -> None:
+    """Write a line that says whether the metric is ready, then score until stdin ends."""
+    text, seconds, wait = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+    # Functions of users may print: only this file writes to the pipe.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    # The kernel ends the process if a row takes too long, also one whose parent is gone.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    metric = _made(parse_spec(text), replies)
+    _limit_memory(int(sys.argv[4]))
+    for line in sys.stdin:
+        for row in json.loads(line):
+            _set_timers(seconds, wait)
+            reply = _scored(metric, row)
+            _set_timers(0, 0)
+            _write(replies, reply)
+
+
+def _set_timers(seconds: float, wait: float) -> None:
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, wait)
+
+
+def _made(spec: Spec, replies: IO[str]) -> Metric:
+    try:
+        metric = spec.kind.make(spec.argument)
+    except InvalidRequest as error:
+        _write(replies, json.dumps({"refused": error.message}))
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if spec.kind.package is None:
+            raise
+        message = f"{spec.name} needs the package {spec.kind.package}: {command_for('scores')}"
+        _write(replies, json.dumps({"refused": f"{message} ({error})"}))
+        sys.exit(2)
+    _write(replies, "{}")
+    return metric
+
+
+def _scored(metric: Metric, row: dict[str, object]) -> str:
+    try:
+        outcome = metric.score(row)
+        if not isinstance(outcome, Outcome):
+            raise TypeError(f"the metric returned {outcome!r}")
+        return outcome.to_json()
+    except (Exception, SystemExit) as error:
+        return json.dumps({"error": _sentence(error)})
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "the metric needs more memory than --memory allows"
+    text = str(error)
+    if not isinstance(error, ValueError) or not text:
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return shortened(" ".join(text.split()), MAX_ERROR) or ""
+
+
+def _limit_memory(max_bytes: int) -> None:
+    """Limit what the process may allocate from now on."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[5]) * resource.getpagesize()  # data and stack
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = used + max_bytes
+    if most != resource.RLIM_INFINITY:
+        limit = min(limit, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _write(replies: IO[str], line: str) -> None:
+    replies.write(f"{line}\n")
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main()

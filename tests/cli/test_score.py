@@ -1,0 +1,134 @@
+"""`chatjobs score`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import Results
+from jobs.results.scores import read_scores
+from tests.cli.conftest import Run, Show
+from tests.jobs.scores.runs import answers, make_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A run of four answers, three of them right, and a failed job."""
+    rows = answers(("a", "a"), ("b", "b"), ("c", "x"), ("d", "d"), (None, "e"))
+    for row, task in zip(rows, ["p", "p", "q", "q", "q"], strict=True):
+        row["metadata"] = json.dumps({"task": task})
+    make_run(tmp_path, rows)
+    return str(tmp_path)
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_it_scores_and_prints_one_object_for_each_metric_and_group(run: Run, folder: str) -> None:
+    words = ("score", "r1", "--metric", "exact", "--by", "task", "--json", "--results", folder)
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    whole, first, second = objects(done.stdout)
+    assert (whole["metric"], whole["by"], whole["value"]) == ("exact", {}, 0.75)
+    assert [whole[name] for name in ("rows", "scored", "no_answer", "errors")] == [5, 4, 1, 0]
+    assert 0 <= whole["low"] <= 0.75 <= whole["high"] <= 1
+    assert (first["by"], first["value"], second["by"], second["value"]) == (
+        {"task": "p"},
+        1.0,
+        {"task": "q"},
+        0.5,
+    )
+    assert "1 row without an answer" in done.stderr
+    again = run(*words)
+    assert objects(again.stdout) == objects(done.stdout)
+    assert len(read_scores(Results(folder), "r1")) == 5  # replaced
+
+
+def test_the_table_fits_80_columns(show: Show, folder: str) -> None:
+    words = ("score", "r1", "-m", "exact", "-m", "number", "--by", "task", "--results", folder)
+    done = show(*words, terminal=True)
+    assert done.code == 1
+    lines = done.out.splitlines()
+    assert all(len(line) <= 88 for line in lines)  # with the codes of bold text
+    assert lines[1].split() == ["exact", "all", "0.7500", *lines[1].split()[3:6], "4", "1", "0"]
+    assert "number: row 0: the target 'a' holds no number" in done.err
+    assert "not scored: 4 of 5 rows by number" in done.err
+
+
+def test_without_a_metric_it_prints_what_is_scored(run: Run, folder: str) -> None:
+    results = ("--results", folder)
+    nothing = run("score", "r1", *results)
+    assert nothing.exit_code == 2
+    assert "has no scores: chatjobs score r1 --metric exact writes some" in nothing.stderr
+    run("score", "r1", "--metric", "exact", "--metric", "json", *results)
+    printed = run("score", "r1", "--json", *results)
+    assert printed.exit_code == 0
+    assert {one["metric"]: one["value"] for one in objects(printed.stdout)} == {
+        "exact": 0.75,
+        "json": 0.0,
+    }
+
+
+def test_pass_at_k_scores_its_metric_first(run: Run, folder: str) -> None:
+    done = run("score", "r1", "--metric", "pass@1:exact", "--json", "--results", folder)
+    assert [(one["metric"], one["value"]) for one in objects(done.stdout)] == [
+        ("exact", 0.75),
+        ("pass@1:exact", 0.75),
+    ]
+
+
+def test_a_function_that_fails_costs_its_rows_alone(run: Run, folder: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def score(row):\n"
+        "    if row['text'] == 'b': raise RuntimeError('no b')\n"
+        "    return row['target'] == row['text']\n"
+    )
+    done = run("score", "r1", "-m", f"{file}:score", "--json", "--results", folder)
+    assert done.exit_code == 1
+    (one,) = objects(done.stdout)
+    assert (one["scored"], one["errors"], one["value"]) == (3, 1, pytest.approx(2 / 3))
+    error = json.loads(done.stderr.splitlines()[-1])["error"]
+    assert error["lines"] == [f"{file}:score: row 1: RuntimeError: no b"]
+    rows = read_scores(Results(folder), "r1").to_pylist()
+    assert {row["error"] for row in rows} == {None, "RuntimeError: no b"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("r2", "-m", "exact"), "no run 'r2'"),
+        (("r1", "-m", "exakt"), "no metric 'exakt' (did you mean exact?)"),
+        (("r1", "-m", "exact:x"), "'x' is no normalisation"),
+        (("r1", "-m", "perplexity"), "has log-probabilities"),
+        (("r1", "-m", "exact", "--by", "topic"), "its fields are task"),
+        (("bare", "-m", "exact"), "no row of run bare has a target"),
+        (("failed", "-m", "exact"), "no row of run failed has an answer"),
+    ],
+)
+def test_what_can_not_be_scored_is_refused_with_a_sentence(
+    run: Run, folder: str, words: tuple[str, ...], sentence: str
+) -> None:
+    make_run(Path(folder), answers(("a", None)), "bare")
+    make_run(Path(folder), answers((None, "a")), "failed")
+    done = run("score", *words, "--results", folder)
+    assert done.exit_code == 2, done.output
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_other_columns_make_groups(run: Run, folder: str) -> None:
+    done = run("score", "r1", "-m", "exact", "--by", "status", "--json", "--results", folder)
+    groups = [(one["by"], one["scored"]) for one in objects(done.stdout)]
+    assert groups == [({}, 4), ({"status": "error"}, 0), ({"status": "ok"}, 4)]
+
+
+def test_a_run_with_a_broken_file_is_scored_with_a_warning(run: Run, folder: str) -> None:
+    (Path(folder) / "r1/samples/part-b.parquet").write_bytes(b"PAR1")
+    done = run("score", "r1", "-m", "exact", "--json", "--results", folder)
+    assert "part-b.parquet is skipped" in done.stderr
+    assert objects(done.stdout)[0]["value"] == 0.75
