@@ -1,4 +1,8 @@
-"""One sequence in a step that is planned: the tokens that it computes and the draft after them."""
+"""The sequences of a planned step, and the rows of logits that each has in it.
+
+`ScheduledSequence.span` says how many rows it has, `sampling_batch` and `verify` read the rows in
+the same order.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 from worker.engine.sequence import Sequence
 from worker.layers.batch import Span
 from worker.sampling.inputs import SamplingBatch
-from worker.sampling.sampler import Sampled
+from worker.sampling.sampler import Sampled, StepResult
 from worker.speculative.proposer import NO_DRAFT, Draft
 
 Selected = tuple[Sequence, int]  # a sequence and the number of tokens that it computes
@@ -76,7 +80,7 @@ NOT_FINITE = Verified((Sampled(0, False),))
 
 
 def sampling_batch(scheduled: SequenceOf[ScheduledSequence]) -> SamplingBatch:
-    """The sampling inputs of the sequences of a plan, in the order of its spans."""
+    """The sampling inputs of the sequences of a plan, which are in the order of its spans."""
     batch, row = SamplingBatch(), 0
     for one in scheduled:
         sequence, draft = one.sequence, one.draft.token_ids
@@ -91,3 +95,25 @@ def sampling_batch(scheduled: SequenceOf[ScheduledSequence]) -> SamplingBatch:
             batch.add(sequence.sampling, draft, at=row)
         row += 1 + len(draft)
     return batch
+
+
+def verify(scheduled: SequenceOf[ScheduledSequence], result: StepResult) -> list[Verified]:
+    """The tokens to append to each sequence of a plan. Gives readers of prompts what was read."""
+    verified, row, prompts, checks = [], 0, iter(result.prompts), iter(result.checks)
+    for one in scheduled:
+        finite = True
+        if one.sequence.reader is not None and one.sequence.reads(one.count):
+            found = next(prompts)
+            if found is None:
+                finite = False
+            else:
+                one.sequence.reader.add(found)
+        if one.checked:
+            finite = next(checks) and finite
+        drawn = NOTHING
+        if one.ready:
+            rows = 1 + len(one.draft.token_ids)
+            drawn = one.verified(result.tokens[row : row + rows])
+            row += rows
+        verified.append(drawn if finite else NOT_FINITE)
+    return verified

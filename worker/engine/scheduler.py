@@ -26,12 +26,11 @@ from worker.cache.prefix_cache import PrefixCache
 from worker.engine.plan import StepPlan
 from worker.engine.recovery import fail_unsure
 from worker.engine.scheduled import (
-    NOT_FINITE,
-    NOTHING,
     ScheduledSequence,
     Selected,
     Verified,
     sampling_batch,
+    verify,
 )
 from worker.engine.sequence import Sequence
 from worker.engine.slots import FinishRate, Slots
@@ -73,7 +72,7 @@ class Scheduler:
     not_finite: Callable[[int], JobError] = _not_finite
     scheduled: SequenceOf[ScheduledSequence] = ()  # of the last plan, in the order of its spans
     tokens_generated: int = 0
-    _pulled: Sequence | None = None  # a bulk sequence that has waited long and does not yield
+    _promoted: Sequence | None = None  # a bulk one that has waited long; not preemptible
     _alone: Sequence | None = None  # one of `saving`, in the step that is not committed yet
     _others: bool = False  # the last step was one of `saving`, and the next one is not
     _read: int = 0  # rows of logits that are read of the prompts of the step that is selected
@@ -131,7 +130,7 @@ class Scheduler:
         """Append the tokens that the last plan has drawn, count those that it has computed, and
         remove the sequences that ended."""
         scheduled, self.scheduled = self.scheduled, ()
-        verified = _verify(scheduled, result)
+        verified = verify(scheduled, result)
         self._speculation.count(scheduled, verified)
         for one, drawn in zip(scheduled, verified, strict=True):
             self._commit(one, drawn)
@@ -189,10 +188,10 @@ class Scheduler:
         self.isolated = [sequence for sequence in self.isolated if not sequence.ended]
         scheduled: list[Selected] = []
         self._read = 0
-        bulk = [sequence for sequence in self.running if self._yields(sequence)]
+        bulk = [sequence for sequence in self.running if self._preemptible(sequence)]
         kept = min(sum(one.pending for one in bulk), -(-self.step_tokens // BULK_TOKENS))
-        not_yielding = [sequence for sequence in self.running if not self._yields(sequence)]
-        budget = self._advance(not_yielding, self.step_tokens - kept, scheduled)
+        others = [sequence for sequence in self.running if not self._preemptible(sequence)]
+        budget = self._advance(others, self.step_tokens - kept, scheduled)
         budget, held = self._admit_first(budget, scheduled)
         budget = self._advance(bulk, budget + kept, scheduled)
         self._admit_bulk(budget, held, scheduled)
@@ -217,7 +216,7 @@ class Scheduler:
         order = dict.fromkeys([*self.running, *self.waiting, *self.live])
         self.live = {sequence: None for sequence in self.live if not sequence.ended}
         self.running, self.isolated, self.scheduled = [], [], ()
-        self.admitting = self._pulled = None
+        self.admitting = self._promoted = None
         for sequence in order:
             sequence.restart()
         left = [sequence for sequence in order if sequence in self.live]
@@ -238,9 +237,9 @@ class Scheduler:
         for sequence in [*self.live]:
             self._fail(sequence, error)
 
-    def _yields(self, sequence: Sequence) -> bool:
+    def _preemptible(self, sequence: Sequence) -> bool:
         """True if a sequence may be paused or preempted for an interactive one."""
-        return sequence.bulk and sequence is not self._pulled
+        return sequence.bulk and sequence is not self._promoted
 
     def _advance(
         self, sequences: SequenceOf[Sequence], budget: int, scheduled: list[Selected]
@@ -264,7 +263,7 @@ class Scheduler:
         of the budget, and how many sequences wait for a prefix; each has a place in the batch."""
         held = 0
         while budget:
-            if self._pull_bulk():
+            if self._promote_bulk():
                 held = 0  # it is the first in the queue now
             if held == len(self.waiting.first):
                 break
@@ -302,20 +301,20 @@ class Scheduler:
         """True if a sequence waits for a prefix that an earlier one computes."""
         if sequence.slot is not None:
             return False  # it was paused and has its state
-        last = self._yields(sequence)
-        before = [one for one in self.running if last or not self._yields(one)]
+        last = self._preemptible(sequence)
+        before = [one for one in self.running if last or not self._preemptible(one)]
         return self._prefix.waits(sequence, before)
 
     @property
     def _limit(self) -> int:
         return 1 if self.isolated else self.slots.batch
 
-    def _pull_bulk(self) -> bool:
+    def _promote_bulk(self) -> bool:
         """Let the first bulk sequence be next if it has waited long."""
-        pulled = self.waiting.pull_bulk()
-        if pulled is not None:
-            self._pulled = pulled
-        return pulled is not None
+        promoted = self.waiting.promote_bulk()
+        if promoted is not None:
+            self._promoted = promoted
+        return promoted is not None
 
     def _find_slot(self, sequence: Sequence, held: int) -> bool:
         """True if there is a slot for the next sequence, perhaps by pausing the newest bulk one."""
@@ -324,7 +323,12 @@ class Scheduler:
         if held:
             return False
         newest = self.running[-1]
-        if not self.slots.preempt or self.isolated or sequence.bulk or not self._yields(newest):
+        if (
+            not self.slots.preempt
+            or self.isolated
+            or sequence.bulk
+            or not self._preemptible(newest)
+        ):
             return False
         self.running.remove(newest)
         if sum(one.slot is not None for one in self.waiting) >= self.slots.paused:
@@ -357,8 +361,8 @@ class Scheduler:
                 return True
         sequence.started_at = sequence.started_at or clock.now()
         end = len(self.running)
-        if not self._yields(sequence):
-            end -= sum(map(self._yields, self.running))
+        if not self._preemptible(sequence):
+            end -= sum(map(self._preemptible, self.running))
         self.running.insert(end, sequence)
         self.waiting.taken(sequence, bulk_runs=self.bulk_running > 0)
         scheduled.append((sequence, count))
@@ -377,9 +381,9 @@ class Scheduler:
             self._release(paused)
         elif (
             self.slots.preempt
-            and not self._yields(sequence)
+            and not self._preemptible(sequence)
             and self.running
-            and self._yields(self.running[-1])
+            and self._preemptible(self.running[-1])
         ):
             self._preempt(self.running[-1])
         else:
@@ -408,7 +412,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, *, first: bool = False, poisoned: bool = False) -> None:
         self.running.remove(sequence)
         self._release(sequence, poisoned=poisoned)
-        self.waiting.put_back(sequence, first=first or not self._yields(sequence))
+        self.waiting.put_back(sequence, first=first or not self._preemptible(sequence))
 
     def _fail(self, sequence: Sequence, error: JobError) -> None:
         sequence.fail(error)
@@ -419,26 +423,3 @@ class Scheduler:
         if sequence.slot is not None:
             self.book.release(sequence.slot, poisoned=poisoned)
             sequence.slot = None
-
-
-def _verify(scheduled: SequenceOf[ScheduledSequence], result: StepResult) -> list[Verified]:
-    """Return the tokens drawn for each sequence of a plan, and give readers of prompts what was
-    read."""
-    verified, row, prompts, checks = [], 0, iter(result.prompts), iter(result.checks)
-    for one in scheduled:
-        finite = True
-        if one.sequence.reader is not None and one.sequence.reads(one.count):
-            found = next(prompts)
-            if found is None:
-                finite = False
-            else:
-                one.sequence.reader.add(found)
-        if one.checked:
-            finite = next(checks) and finite
-        drawn = NOTHING
-        if one.ready:
-            rows = 1 + len(one.draft.token_ids)
-            drawn = one.verified(result.tokens[row : row + rows])
-            row += rows
-        verified.append(drawn if finite else NOT_FINITE)
-    return verified

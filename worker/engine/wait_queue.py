@@ -57,7 +57,7 @@ class WaitQueue:
         self.remove(sequence)
         self._overtaken = 0 if bulk_runs or not self.bulk else self._overtaken + 1
 
-    def pull_bulk(self) -> Sequence | None:
+    def promote_bulk(self) -> Sequence | None:
         """Move the first bulk sequence to the front if its turn has come, and return it."""
         if not self.bulk or self._overtaken < ADMISSIONS_PER_BULK:
             return None

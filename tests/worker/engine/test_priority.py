@@ -177,7 +177,7 @@ def test_every_sequence_ends_and_none_is_taken_before_an_interactive_one(
         assert sum(count for _, count in scheduled) <= 100
         if limit > 1100:  # a full cache may make interactive sequences wait
             left = [one for one in waiting if one not in scheduler.running and not one.ended]
-            ordinary = [one for one in begun if scheduler._yields(one)]
+            ordinary = [one for one in begun if scheduler._preemptible(one)]
             spent = sum(count for _, count in scheduled) >= 100 - 13  # an eighth is kept for bulk
             assert not (left and ordinary) or spent
             assert [one for one in begun if one in waiting] == waiting[: len(waiting) - len(left)]
