@@ -24,12 +24,16 @@ from jobs.store.wake_lists import WakeLists
 from jobs.store.workers import Workers, worker_key
 from worker.backend import Backend, ModelInfo
 from worker.model_spec import ModelSpec
+from worker.queue.admission import Admission
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.attempts import Attempts
 from worker.queue.circuit_breaker import CircuitBreaker
+from worker.queue.claimer import Claimer
 from worker.queue.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper
 from worker.queue.loading import Loading
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
+from worker.queue.membership import Membership
+from worker.queue.metrics import Metrics
 from worker.queue.publisher import Publisher
 from worker.queue.reaper import Reaper
 from worker.queue.served import Served
@@ -98,25 +102,34 @@ def serve(
         watchdog = Watchdog(backend, hang_seconds)
         breaker = CircuitBreaker()
         own_connection = Workers(redis_url, name, store.queues, patience)
-        loop = WorkerLoop(
+        keeper = LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds)
+        attempts = Attempts(backend, served, store, publisher, settlements, breaker)
+        claimer = Claimer(
             backend,
             served,
             store,
-            presence,
             workers,
-            Control(client, presence.control_channel),
-            Attempts(backend, served, store, publisher, settlements, breaker),
-            watchdog,
-            LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds),
-            Reaper(store, workers, settlements, lease_seconds),
+            attempts,
+            Admission(presence, store, lease_seconds),
             breaker,
+            watchdog,
             partial(Waker, WakeLists(connect(redis_url), client)),
+            lease_seconds=lease_seconds,
+            burst=burst,
+        )
+        loop = WorkerLoop(
+            store,
+            attempts,
+            claimer,
+            Membership(presence, workers, keeper),
+            Reaper(store, workers, settlements, lease_seconds),
+            Control(client, presence.control_channel),
+            Metrics(backend, served, lambda: recorder.state if recorder else None),
+            watchdog,
             Stages(client, store.queues),
             lease_seconds=lease_seconds,
             grace=grace,
-            burst=burst,
             on_idle=recorder.wake if recorder else lambda: None,
-            results=lambda: recorder.state if recorder else None,
         )
         with StopSignals(loop):
             if recorder:

@@ -15,8 +15,8 @@ import redis
 from jobs import JobError, keys
 from jobs.embedded import EmbeddedRedis
 from jobs.store.control import Control
+from jobs.store.job_store import JobStore
 from jobs.store.limits import set_limit
-from jobs.store.presence import Presence
 from jobs.store.worker_status import read_workers
 from jobs.stream.entries import END_SEQ, is_end_message
 from tests.worker.fake_backend import FakeBackend, text_of
@@ -218,7 +218,7 @@ def test_redis_is_back_when_it_has_replied(
 ) -> None:
     """A round of the loop that sends no command says nothing about Redis."""
     caplog.set_level(logging.INFO)
-    commands, may_pause, rounds = Control.commands, Presence.may_pause, itertools.count()
+    commands, ping, rounds = Control.commands, JobStore.ping, itertools.count()
     down: list[str] = []
 
     def read(control: Control) -> Any:
@@ -227,13 +227,13 @@ def test_redis_is_back_when_it_has_replied(
             raise redis.ConnectionError("requested by the test")
         return commands(control)
 
-    def ask(presence: Presence) -> bool:
+    def ask(store: JobStore) -> None:
         if down:
             raise redis.ConnectionError(f"requested by the test: {down.pop()}")
-        return may_pause(presence)
+        ping(store)
 
     monkeypatch.setattr(Control, "commands", read)
-    monkeypatch.setattr(Presence, "may_pause", ask)
+    monkeypatch.setattr(JobStore, "ping", ask)
     job = site.submit(words=200)
     site.burst(FakeBackend(delay=0.01), lease_seconds=LEASE_SECONDS)  # it waits long for replies
     assert job.status().value == "finished" and not down
