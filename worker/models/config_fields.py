@@ -14,6 +14,8 @@ from worker.layers.rope import ROPE_TYPES, RopeConfig
 from worker.layers.self_attention import HeadShape
 
 REQUIRED: Any = object()
+# The kinds of layers, as layer_types names them.
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 # Several times the largest published values. Larger sizes would be expensive to reject later.
 MAX_INTEGER, MAX_LAYERS, MAX_EXPERTS, MAX_HEAD_DIM = 2**31 - 1, 1000, 10_000, 65_536
 

@@ -11,9 +11,9 @@ from typing import Any
 from worker.layers.mlp import ACTIVATIONS, GatedMLP
 from worker.layers.rope import Rope
 from worker.layers.self_attention import SelfAttention
-from worker.models.config_fields import Fields, read_head_shape, read_rope
+from worker.models.config_fields import FULL, SLIDING, Fields, read_head_shape, read_rope
 from worker.models.model import Decoder, Family, Placement
-from worker.models.pre_norm import FULL, SLIDING, Windows, windows_by_kind
+from worker.models.pre_norm import Windows, windows_by_kind
 from worker.models.sandwich import SandwichLayer
 
 # Defaults of fields that a config.json may omit, equal to transformers'. A cap of null is no cap.

@@ -13,11 +13,16 @@ from typing import Any
 from worker.layers.mlp import ACTIVATIONS, Activation, GatedMLP
 from worker.layers.rope import Rope, RopeConfig
 from worker.layers.self_attention import HeadShape, SelfAttention
-from worker.models.config_fields import Fields, read_head_shape, read_layer_kinds, read_rope
+from worker.models.config_fields import (
+    FULL,
+    SLIDING,
+    Fields,
+    read_head_shape,
+    read_layer_kinds,
+    read_rope,
+)
 from worker.models.model import Decoder, Family, Placement
 from worker.models.sandwich import SandwichLayer
-
-SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True)

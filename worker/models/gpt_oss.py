@@ -16,10 +16,10 @@ from worker.layers.experts import Experts, Router
 from worker.layers.mlp import Gate, clamped
 from worker.layers.self_attention import SelfAttention
 from worker.layers.weights.slot import StackedPlace, WeightSlot
-from worker.models.config_fields import Fields
+from worker.models.config_fields import FULL, SLIDING, Fields
 from worker.models.mixture import ALL_SPARSE, ExpertsConfig
 from worker.models.model import Decoder, Family, FeedForward, Mixer, Placement
-from worker.models.pre_norm import FULL, SLIDING, PreNormConfig, pre_norm, windows_by_kind
+from worker.models.pre_norm import PreNormConfig, pre_norm, windows_by_kind
 
 # Defaults of fields that a config.json may omit, equal to transformers'.
 DEFAULTS: dict[str, Any] = {

@@ -12,10 +12,15 @@ from typing import Any
 from worker.layers.delta_net import DeltaShape, GatedDeltaNet
 from worker.layers.rope import Rope, RopeConfig
 from worker.layers.self_attention import HeadShape, SelfAttention
-from worker.models.config_fields import Fields, read_head_shape, read_layer_kinds, read_rope
+from worker.models.config_fields import (
+    FULL,
+    LINEAR,
+    Fields,
+    read_head_shape,
+    read_layer_kinds,
+    read_rope,
+)
 from worker.models.model import Decoder, FeedForward, Placement, PreNormLayer
-
-LINEAR, FULL = "linear_attention", "full_attention"
 
 # Defaults of fields that a config.json may omit, equal to transformers'.
 HYBRID_DEFAULTS = {

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.models.config_fields import Fields
+from worker.models.config_fields import SLIDING, Fields
 from worker.models.model import Decoder, Family, Placement
-from worker.models.pre_norm import SLIDING, PreNormConfig, one_window, pre_norm, windows_by_kind
+from worker.models.pre_norm import PreNormConfig, one_window, pre_norm, windows_by_kind
 
 # Defaults of fields that a config.json may omit, equal to transformers'.
 DEFAULTS: dict[str, Any] = {

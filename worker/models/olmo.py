@@ -19,9 +19,9 @@ from worker.layers.norm import Norm
 from worker.layers.rope import Rope, RopeConfig, Rotation
 from worker.layers.self_attention import HeadShape, SelfAttention
 from worker.layers.weights.slot import WeightSlot
-from worker.models.config_fields import Fields, read_head_shape, read_rope
+from worker.models.config_fields import FULL, SLIDING, Fields, read_head_shape, read_rope
 from worker.models.model import Decoder, Family, Placement
-from worker.models.pre_norm import FULL, SLIDING, Windows, windows_by_kind
+from worker.models.pre_norm import Windows, windows_by_kind
 
 # Defaults of fields that a config.json may omit, equal to transformers'.
 DEFAULTS: dict[str, Any] = {

@@ -7,10 +7,10 @@ from typing import Any
 
 from worker.layers.mlp import GatedMLP
 from worker.layers.self_attention import SelfAttention
-from worker.models.config_fields import Fields
+from worker.models.config_fields import FULL, SLIDING, Fields
 from worker.models.mixture import ExpertsConfig
 from worker.models.model import Decoder, Family, FeedForward, Mixer, Placement
-from worker.models.pre_norm import FULL, SLIDING, PreNormConfig, Windows, pre_norm, windows_by_kind
+from worker.models.pre_norm import PreNormConfig, Windows, pre_norm, windows_by_kind
 
 # Defaults of fields that a config.json may omit, equal to transformers'.
 DEFAULTS: dict[str, Any] = {

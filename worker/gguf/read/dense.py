@@ -11,8 +11,7 @@ from worker.gguf.architectures import GEMMA2, GEMMA3, OLMO2, SMOLLM3, Architectu
 from worker.gguf.read.header import Tensors
 from worker.gguf.read.metadata import Metadata
 from worker.gguf.read.rope import partial_factor, require_all_rotated
-
-SLIDING, FULL = "sliding_attention", "full_attention"
+from worker.models.config_fields import FULL, SLIDING
 
 
 def llama(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from worker.gguf.architectures import (
 from worker.gguf.read.header import Tensors
 from worker.gguf.read.metadata import Metadata
 from worker.gguf.read.rope import partial_factor, require_all_rotated
-
-FULL, LINEAR = "full_attention", "linear_attention"
+from worker.models.config_fields import FULL, LINEAR
 
 
 def _experts(metadata: Metadata, architecture: Architecture) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from worker.gguf.read.delta_net import delta_net_views
 from worker.gguf.read.header import StoredTensor, Tensors
 from worker.gguf.read.tensor_views import TensorView
 from worker.gguf.tensor_format import FACTORS
-from worker.models.config_fields import MAX_EXPERTS
+from worker.models.config_fields import LINEAR, MAX_EXPERTS
 
 # Names in safetensors files that the families use: the `gguf` package maps them to those in the
 # file.
@@ -60,7 +60,6 @@ EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe.experts", {"gate": "w1", "down": "w2", "up": "w3"}),
 }
 DEFAULT_NAMES = ("mlp.experts", {part: f"{part}_proj" for part in ("gate", "up", "down")})
-LINEAR = "linear_attention"
 
 
 class TensorMap:

@@ -26,7 +26,7 @@ from worker.models import (
     qwen3,
     smollm3,
 )
-from worker.models.config_fields import Fields, read_head_shape, read_rope
+from worker.models.config_fields import FULL, SLIDING, Fields, read_head_shape, read_rope
 from worker.models.llama import LlamaConfig
 from worker.models.pre_norm import PreNormConfig, one_window, windows_from_layer
 
@@ -157,12 +157,12 @@ def gemma3_facts(fields: Fields) -> Facts:
         config.hidden_size,
         config.attention,
         config.intermediate_size,
-        config.ropes[gemma3.FULL],
+        config.ropes[FULL],
     )
     keys = {
         "attention.sliding_window": config.sliding_window,
-        "attention.sliding_window_pattern": [kind == gemma3.SLIDING for kind in config.layer_kinds],
-        "rope.freq_base_swa": float(config.ropes[gemma3.SLIDING].theta),
+        "attention.sliding_window_pattern": [kind == SLIDING for kind in config.layer_kinds],
+        "rope.freq_base_swa": float(config.ropes[SLIDING].theta),
     }
     if config.final_logit_softcapping is not None:
         keys["final_logit_softcapping"] = float(config.final_logit_softcapping)

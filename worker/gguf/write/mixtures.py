@@ -27,8 +27,8 @@ from worker.gguf.write.keys import (
     without_biases,
 )
 from worker.models import gpt_oss, mixtral, qwen2_moe, qwen3_5, qwen3_moe, qwen3_next
-from worker.models.config_fields import Fields
-from worker.models.hybrid import FULL, HybridConfig
+from worker.models.config_fields import FULL, Fields
+from worker.models.hybrid import HybridConfig
 from worker.models.mixture import ExpertsConfig
 from worker.models.pre_norm import PreNormConfig, windows_from_layer
 
