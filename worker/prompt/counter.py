@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from typing import Any
 
@@ -22,6 +21,7 @@ from tokenizers import Tokenizer
 
 from worker.processes.memory_limit import limit_memory
 from worker.processes.pages import trim_heap
+from worker.prompt import limited_child
 
 COUNTED_CHARACTERS = 16_384  # characters that are counted at once
 CUT = 32  # tokens that a cut through the text may add
@@ -66,23 +66,14 @@ def reply_to(tokenizer: Tokenizer, request: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     limit_memory(int(sys.argv[1]))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text does not need the pool of threads
-    lines = iter(sys.stdin.buffer)
-    content = next(lines, None)
+    content = next(sys.stdin.buffer, None)
     if content is None:  # the worker has ended
         return
     tokenizer = Tokenizer.from_str(content.decode())
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    for line in lines:
-        request = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # SIGPROF ends the process
-        reply = json.dumps(reply_to(tokenizer, request))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        try:
-            sys.stdout.write(reply + "\n")
-            sys.stdout.flush()
-        except BrokenPipeError:  # the worker has ended
-            os._exit(1)
+    for request in limited_child.requests():
+        limited_child.send(json.dumps(reply_to(tokenizer, request)))
         trim_heap()
 
 

@@ -49,7 +49,8 @@ class LimitedProcess:
     """Runs `python -m MODULE BYTES`, where BYTES limits its address space. Thread-safe.
 
     The child starts with the first request, and again after it has ended. `greeting` makes the line
-    that it reads first. The module limits the CPU time of each request and dies of SIGPROF.
+    that it reads first. The module answers `limited_child.requests`, and dies of SIGPROF after one
+    that takes more CPU time than it may.
     """
 
     def __init__(

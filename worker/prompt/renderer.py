@@ -19,8 +19,6 @@ The environment is that of transformers' `apply_chat_template`.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -36,6 +34,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from worker.processes.memory_limit import limit_memory
+from worker.prompt import limited_child
 
 MAX_CHARACTERS = 50_000_000  # of a rendered prompt
 OUT_OF_MEMORY = {"endless": "it takes too much memory"}
@@ -146,19 +145,12 @@ def main() -> None:
             return {"invalid": f"{type(error).__name__}: {error}"}
         return {"text": ""} if values is None else render(ready, values)
 
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # SIGPROF ends the process
+    for request in limited_child.requests():
         try:
             reply = json.dumps(reply_to(request["template"], request["values"]))
         except MemoryError:
             reply = json.dumps(OUT_OF_MEMORY)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        try:
-            sys.stdout.write(reply + "\n")
-            sys.stdout.flush()
-        except BrokenPipeError:  # the worker has ended
-            os._exit(1)
+        limited_child.send(reply)
 
 
 if __name__ == "__main__":
