@@ -93,8 +93,8 @@ class StreamRestarted(JobError):
 
 
 class WaitTimeout(JobError, TimeoutError):
-    """A wait reached its `timeout`. What it waited for goes on, and can be waited for again, unless
-    the message says that it is cancelled."""
+    """A wait reached its `timeout`. The jobs go on, and can be waited for again, unless the message
+    says that they are cancelled."""
 
     def __init__(self, message: str) -> None:
         super().__init__("timeout", message)

@@ -80,7 +80,7 @@ class Device:
 
     def cache_room(self, weights: int = 0) -> int:
         """Bytes that the caches of one more model may take beside its weights, if `weights` bytes
-        of them are not loaded yet. What the caches of other models may still take is not free."""
+        of them are not loaded yet. Excludes memory that other models' caches may still take."""
         promised = sum(max(0, one.cache_limit - one.cache) for one in self.held)
         return cache_share(self.free_bytes() - weights - promised, self.torch)
 

@@ -157,7 +157,7 @@ def not_json(error: Exception) -> str:
     return f"not JSON that can be read: a number has more than {digits} digits"
 
 
-# What a value of a type must be, by pydantic's type of the fault.
+# The form that a value must have, by pydantic's type of the fault.
 _EXPECTED = {
     "bool_type": "true or false",
     "dict_type": "an object",

@@ -45,8 +45,8 @@ FOREIGN = {
 
 
 class RowFile:
-    """The rows of an open file. What can't be read twice, such as a pipe, is copied to the disk;
-    the context deletes the copy.
+    """The rows of an open file. A pipe, or another file that can't be read twice, is copied to the
+    disk; the context deletes the copy.
 
     `names`: fields of a row by the names of the columns that hold them. `columns`: the names that
     were found in what was read, if there are `names`. Raises InvalidRequest for a format that can't

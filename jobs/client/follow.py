@@ -37,7 +37,7 @@ from jobs.stream.cursor import StreamCursor
 from jobs.stream.entries import Entry
 
 PAGE = 500  # log entries per read
-# What an entry that no worker has written raises.
+# Raised by entries that no worker has written.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 OnRestart: TypeAlias = Literal["raise", "reset"]

@@ -129,7 +129,7 @@ def _entry_id(text: bytes) -> EntryId:
 
 
 def recording_faults(workers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Why workers can't write rows, by worker. `workers`: what they publish."""
+    """The faults that keep workers from writing rows, by worker. `workers`: their status."""
     found = {}
     for worker in workers:
         results = worker.get("results")

@@ -22,8 +22,8 @@ from jobs.store.enqueue import Enqueued, NewJob, custom_id_digest, is_keyed, is_
 from jobs.store.enqueue_errors import custom_id_taken, id_taken, row_taken
 from jobs.store.rq_layout import DATA, job_key, queue_names
 
-# What to do if the number of a line without custom_id is taken. A custom_id is no remedy in a run
-# whose rows were submitted without.
+# The remedy if the number of a line without custom_id is taken. A custom_id is none in a run whose
+# rows were submitted without.
 OTHER_RUN = (
     "submit these lines with another --run; in a new run, lines with a custom_id keep their rows "
     "when the file changes"

@@ -139,7 +139,7 @@ def type_of(key: str) -> str | None:
 
 
 def wrong_types(client: redis.Redis, names: Iterable[str]) -> list[Damage]:
-    """Those of the keys that have another type than chatjobs gives them."""
+    """The keys that have another type than chatjobs gives them."""
     names = list(dict.fromkeys(names))
     pipeline = client.pipeline(transaction=False)
     for name in names:
@@ -149,7 +149,7 @@ def wrong_types(client: redis.Redis, names: Iterable[str]) -> list[Damage]:
 
 
 def typed_wrongly(kinds: Mapping[str, bytes]) -> list[Damage]:
-    """Those of the keys, by the replies to TYPE, that have another type."""
+    """The keys of another type, by the replies to TYPE."""
     return [
         _wrong_type(name, kind.decode())
         for name, kind in kinds.items()

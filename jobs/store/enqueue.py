@@ -418,7 +418,7 @@ def _check_sizes(jobs: Sequence[NewJob]) -> None:
 
 
 def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
-    """Why a request was refused, from the reply to its script. None: its job is in Redis."""
+    """The error of a refused request, by the reply to its script. None: its job is in Redis."""
     if isinstance(reply, OutOfMemoryError):
         stored: Any = redis.hget(job_key(job.id), DATA)
         # The script may have run before Redis was full, and its reply was lost.

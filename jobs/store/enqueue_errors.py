@@ -1,4 +1,4 @@
-"""Why a request was not enqueued: the sentences for each limit, with the numbers."""
+"""The errors of requests that are not enqueued: a sentence for each limit, with its numbers."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ CHECK_SECONDS = 5.0  # between two looks of one client
 
 
 def eviction(memory: Mapping[str, Any]) -> str:
-    """Why Redis may evict keys, and what to do, from the section memory of INFO; "" if it can't."""
+    """A sentence that says why Redis may evict keys, and what to do; "" if it can't. `memory`: that
+    section of INFO."""
     policy = memory.get("maxmemory_policy", "noeviction")
     if not memory.get("maxmemory") or policy == "noeviction":
         return ""

@@ -38,7 +38,7 @@ FIELDS = (*CHANGING_FIELDS, *FURTHER_FIELDS, "ended_at")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which jobs to find. None: whatever the value."""
+    """The criteria of a search for jobs. None: any value."""
 
     states: tuple[Status, ...]
     run: str | None = None

@@ -116,7 +116,7 @@ def _read_states(ids: Sequence[str], deadline: float | None) -> Steps[dict[str, 
 
 
 def read_due(state: JobState) -> Steps[float | None]:
-    """When a scheduled job is due, in seconds since the epoch; None if it is not scheduled now."""
+    """The time of a scheduled job, in seconds since the epoch; None if it is not scheduled now."""
     due: float | None = yield from retry(
         command("zscore", rq_layout.scheduled_key(state.queue), state.id)
     )

@@ -94,7 +94,7 @@ class JobStore:
         return any(readable(pipeline))
 
     def next_due(self) -> float:
-        """When the next scheduled job is due, in seconds since the epoch; infinity without one."""
+        """The time of the next scheduled job, in seconds since the epoch; infinity without one."""
         pipeline = self._redis.pipeline(transaction=False)
         for queue in self.queues:
             pipeline.zrange(rq_layout.scheduled_key(queue), 0, 0, withscores=True)
@@ -110,7 +110,7 @@ class JobStore:
         return {queue for queue, waits in found if waits}
 
     def eviction(self) -> str:
-        """Why Redis may evict keys, and what to do; "" if it can't."""
+        """A sentence that says why Redis may evict keys, and what to do; "" if it can't."""
         return eviction(self._redis.info("memory"))
 
     def backlog(self) -> Backlog:

@@ -170,8 +170,8 @@ class Leases:
         ]
 
     def _entries(self, key: str) -> list[list[str]]:
-        """Execution, job and queue of each entry. What no worker has written is removed: a dead
-        worker would never leave."""
+        """Execution, job and queue of each entry. Members that no worker has written are removed: a
+        dead worker would never leave."""
         entries = []
         for entry in self._redis.zrange(key, 0, -1):
             parts = entry.decode(errors="replace").split(" ", 2)

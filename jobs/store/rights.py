@@ -22,8 +22,8 @@ from jobs.store.connection.connect import user_name
 
 PROBE = lua.load("jobs.store", "probe")
 
-# What workers send, in scripts and on their own, each once; most fail on a key that does not exist,
-# or change nothing.
+# Each command that workers send, in scripts or alone. Most fail on a key that does not exist, or
+# change nothing.
 COMMANDS = (
     *("COPY KEY OTHER", "DEL KEY", "EXISTS KEY", "EXPIRE KEY 1", "PERSIST KEY", "PEXPIRE KEY 1"),
     *("PTTL KEY", "RENAME KEY OTHER", "TTL KEY", "TYPE KEY", "MEMORY USAGE KEY"),

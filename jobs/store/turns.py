@@ -21,7 +21,7 @@ BEGIN = lua.load("jobs.store", "begin_turn", QUEUE_LUA, TURNS_LUA)
 SESSION = "chatjobs_session"  # field of a job's hash: its session
 
 
-# What a field of a session's hash is, and how to mend one that another program has written.
+# The content of each field of a session's hash, and the remedy if another program has written it.
 _FIELDS = {
     "model": ("name of a model", "set it (HSET)"),
     "system": ("text", "remove it (HDEL), or reset the session with another system message"),

@@ -36,8 +36,8 @@ class Published(NamedTuple):
 
 
 def read_workers(redis: Redis) -> list[dict[str, Any]]:
-    """The status that each running worker publishes, by worker name. What no worker has written is
-    left out."""
+    """The status that each running worker publishes, by worker name, without values that no worker
+    has written."""
     return published(redis).running
 
 

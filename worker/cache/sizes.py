@@ -12,7 +12,7 @@ class Rewinding:
     """The ability of layers to take tokens back."""
 
     def __init__(self, layers: Sequence[LayerCache]) -> None:
-        # Whether tokens overwrite what earlier ones need; else nothing is taken back.
+        # True if tokens overwrite what earlier ones need; else nothing is taken back.
         self.protects = not all(layer.by_position for layer in layers)
         self._partly = all(layer.rewinds for layer in layers)
 

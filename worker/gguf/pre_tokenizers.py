@@ -155,7 +155,7 @@ _GPT4O = (
 )
 BUILT_IN = "ByteLevel"  # the expression that is built in the step of that name
 DIGITS = "Digits"
-# What splits a text, and whether tokens are looked up before merging → the name.
+# The names, by the steps that split a text and by the lookup of tokens before merging.
 NAMES: Mapping[tuple[tuple[str, ...], bool], str] = {
     ((_HF_LLAMA3,), True): "llama-bpe",
     ((_HF_LLAMA3,), False): "dbrx",

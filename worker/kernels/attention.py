@@ -125,8 +125,9 @@ def attend_chunks(
 ) -> None:
     """The same for chunks of sequences that differ. Other rows of q, k, v and out are not touched.
 
-    chunks: int64 [n, 4], the slot, the first position, the length and the first row of each. What
-    a token gets depends on its position and on what it sees, and not on where its chunk begins.
+    chunks: int64 [n, 4], the slot, the first position, the length and the first row of each. The
+    output of a token depends on its position and the tokens that it sees, not on where its chunk
+    begins.
     """
     q, k, v = _adjacent(q), _adjacent(k), _adjacent(v)
     library.require().attend_chunks(

@@ -101,7 +101,7 @@ class Choices:
 
 @cache
 def of(level: str, threads: int) -> Choices:
-    """Those of this process."""
+    """The choices of this process."""
     return Choices(level, threads)
 
 

@@ -157,7 +157,8 @@ def _adjacent(x: Tensor) -> Tensor:
 
 
 def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As torch.max(x.float(), dim=-1) of x [rows, size]: values and first indices, [rows]."""
+    """The greatest value of each row of x [rows, size] and its first index, both [rows]; equal to
+    torch.max(x.float(), dim=-1)."""
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, size = x.shape
     values = torch.empty(rows, dtype=torch.float32)

@@ -1,8 +1,8 @@
 """Records the kernel calls of a computation, so that the same calls can be made again.
 
-What costs in a small step is the Python that allocates tensors, looks up addresses and converts
-arguments. Made again, all calls are one foreign call, and read and write the same memory as the
-first time.
+In a small step most time goes into the Python that allocates tensors, looks up addresses and
+converts arguments. Recorded calls are made again by one foreign call, and read and write the same
+memory as the first time.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ MOST_FORMS = 1024  # that are counted
 ATTENDED = (FullKVCache, WindowKVCache)  # caches that kernels read
 
 Out = TypeVar("Out")
-# What kind of computation it is, the sizes of the tables that it reads, the number of threads, then
-# the shape of the batch.
+# The kind of computation, the sizes of the tables that it reads, the number of threads, and the
+# shape of the batch.
 Form = tuple[int, ...]
 
 

@@ -70,7 +70,7 @@ def _written_syntax(template: ChatTemplate) -> str | None:
     except JobError as error:
         require_fault_of_template(error)
         return None
-    # What the template writes around any answer: the end of the question, a header, a footer.
+    # The text around any answer: the end of the question, a header, a footer.
     around = _after_question(other).replace(ANSWER, "")
     for name in sorted(SYNTAXES):
         if _rest(name, _after_question(text)) == _bare(around):

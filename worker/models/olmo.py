@@ -87,7 +87,7 @@ def read_windows(fields: Fields) -> Windows:
 
 
 def read_ropes(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
-    """Those of OLMo 3's full and of its sliding layers."""
+    """The RoPE of OLMo 3's full layers, and that of its sliding ones."""
     # rope_parameters has one object per kind of layer. rope_scaling and rope_theta, the older
     # fields, are of the full layers only.
     by_kind = fields.inner("rope_parameters") or Fields({}, fields.where)

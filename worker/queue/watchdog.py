@@ -24,7 +24,7 @@ class Watchdog:
         self._touched_at = time.monotonic()
 
     def hang(self, now: float) -> str | None:
-        """Check at the monotonic time `now`. What hangs, in a sentence; None if nothing does. An
+        """Check at the monotonic time `now`. Returns a sentence that names what hangs, or None. An
         engine whose thread has ended does not hang."""
         health = self._backend.health()
         idle = not health.running and not health.waiting

@@ -17,7 +17,7 @@ _TYPES: dict[str, frozenset[str]] = {
     name: frozenset((name,)) for name in ("array", "boolean", "integer", "null", "object", "string")
 }
 _TYPES["number"] = frozenset(("integer", "number"))
-# What a schema describes that states no type.
+# The type that a keyword implies in a schema without one.
 _IMPLIED = {
     "properties": "object",
     "additionalProperties": "object",

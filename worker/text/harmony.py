@@ -18,7 +18,7 @@ START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end
 # The special tokens that a splitter reads; the end of a tool call, <|call|>, ends the completion.
 MARKERS = (START, CHANNEL, MESSAGE, END, "<|constrain|>")
 HEADER_STARTS = (START, CHANNEL, MESSAGE, "to=")
-# What ends a message. A model may leave out <|end|> and <|start|>, and begin with the channel.
+# The ends of a message. A model may leave out <|end|> and <|start|>, and begin with the channel.
 CHANNELS = tuple(f"{CHANNEL}{name}" for name in ("analysis", "commentary", "final"))
 ENDS = (END, START, *CHANNELS)
 MAX_HEADER_CHARACTERS = 256  # longer text is no header

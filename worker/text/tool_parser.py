@@ -1,8 +1,8 @@
 """Separates tool calls from the text of a completion.
 
-A call is returned when it is complete and well-formed; until then its text is held back. What turns
-out not to be a call stays text. Without calls, the text is the same as without a parser. White
-space between a call and the beginning or end of the completion is left out.
+A call is returned when it is complete and well-formed; until then its text is held back. Text that
+turns out to be no call is returned as text. Without calls, the text is the same as without a
+parser. White space between a call and the beginning or end of the completion is left out.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ local function session_affinity(worker, now_ms)
     return (tonumber(rooms[name][name_of(queue)]) or 0) > 0
   end
 
-  -- Whether a job is left to another worker.
+  -- True if a job is left to another worker.
   function self.is_held(id, job, queue)
     if held[id] ~= nil then return held[id] end
     held[id] = false

@@ -199,8 +199,7 @@ local function take_round_robin(number, queue, wip)
   end
 end
 
--- What was pushed to wake a worker has no use any more if no job waits: each element would make one
--- worker claim nothing.
+-- Removes the elements that wake workers if no job waits: each would make one worker claim nothing.
 local function forget_wakes(queue, quarantine)
   if redis.call('EXISTS', queue, quarantine, tenants_of(queue)) > 0 then return end
   local wake = 'chatjobs:wake:' .. name_of(queue)

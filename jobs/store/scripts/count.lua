@@ -23,7 +23,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if redis.call('TYPE', backlog).ok ~= 'hash' then redis.call('DEL', backlog) end
 local state = redis.call('HMGET', backlog, 'rows', 'bytes', 'due', 'cursor', 'rows_so_far',
   'bytes_so_far')
--- What is no number, or not near, another program has written: then it is counted anew.
+-- Another program has written a value that is no number, or not near: then all is counted anew.
 local function digits(text) return text and #text < 16 and string.match(text, '^%d+$') end
 local function number(text) return tonumber(digits(text) or '') end
 local rows, bytes, due = number(state[1]), number(state[2]), number(state[3]) or 0

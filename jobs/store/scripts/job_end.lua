@@ -58,7 +58,7 @@ local function add_result(results, fields)
   redis.pcall('RENAME', results .. ':copy', results)
 end
 
--- Whether a job has the attempts and the failures that its row was made with: both as they are in its hash,
+-- True if a job has the attempts and the failures that its row was made with: both as they are in its hash,
 -- '' for none.
 local function is_as_read(job, attempt, failures)
   local now = redis.call('HMGET', job, 'chatjobs_attempt', 'chatjobs_failures')

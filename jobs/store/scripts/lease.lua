@@ -14,7 +14,7 @@
 --
 -- Atomic as part of the script that calls these functions.
 
--- Whether the caller may end or return the job: its lease is there, and its worker is the caller or dead.
+-- True if the caller may end or return the job: its lease is there, and its worker is the caller or dead.
 -- A job without its lease is forgotten: it has ended, or another worker has it.
 local function holds_lease(keys, args)
   local wip, execution, executions, started, workers = unpack(keys)

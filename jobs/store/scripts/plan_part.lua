@@ -42,7 +42,7 @@ local function hold(name, plan)
   return {damaged, name, plan.first, plan.last, plan.count}
 end
 
--- Whether a recorder has left its plan.
+-- True if a recorder has left its plan.
 local function is_left(plan)
   local held = tonumber(plan.held) or tonumber(hold_seconds)  -- of a version that does not say it
   return now > plan.till or plan.till - now > held + 1

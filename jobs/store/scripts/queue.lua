@@ -100,7 +100,7 @@ local function left_list(queue, tenant)
   end
 end
 
--- Whether a job waits in its list.
+-- True if a job waits in its list.
 local function in_list(queue, id)
   local tenant = tenant_of(id)
   if redis.call('LPOS', queue, id) then return true end

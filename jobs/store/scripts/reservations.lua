@@ -40,7 +40,7 @@ local function as_row(value)
   return value and #value < 16 and string.find(value, '^%d+$') and tonumber(value) or nil
 end
 
--- Whether a custom_id, '' for none, may have this row: nil, or {'row_moved'} if it has another one.
+-- Returns {'row_moved'} if a custom_id, '' for none, has another row than this one, else nil.
 local function refuse_custom_id(ids, next_row, custom_id, number)
   if custom_id == '' then return nil end
   check_type(next_row, 'string')

@@ -47,8 +47,8 @@ local function note_running(id, entry)
   redis.call('EXPIRE', running, TENANT_RUNNING_SECONDS)
 end
 
--- Whether a tenant may have one more running job, by the hash of limits. Counts only leases that are held.
--- is_usable says whether its set can be read.
+-- True if a tenant may have one more running job, by the hash of limits. Counts only leases that are held.
+-- is_usable: its set can be read.
 local function may_run(limits, tenant, is_usable)
   local set = redis.call('HMGET', limits, 'tenant_running:' .. tenant, 'tenant_running')
   local limit = tonumber(set[1] or '') or tonumber(set[2] or '')

@@ -38,7 +38,7 @@ local function ttl_of(session)
   return seconds and seconds >= 1 and seconds <= MAX_TTL and seconds or nil
 end
 
--- Whether the numbers of a session can be read: nil, or the refusal. Scripts call it before they write.
+-- Returns the refusal if the numbers of a session can't be read, else nil. Scripts call it before they write.
 local function refuse_fields(session)
   return not ttl_of(session) and {'session_field', 'ttl'} or nil
 end
@@ -59,7 +59,7 @@ local function bytes_of(turns)
   return bytes
 end
 
--- Whether a session may have a system message and turns of these sizes: nil, or the refusal.
+-- Returns the refusal if a session may not have a system message and turns of these sizes, else nil.
 local function refuse_size(limits, system_bytes, max_message_bytes, turns_bytes, max_session_bytes)
   local set = redis.call('HMGET', limits, 'message_bytes', 'session_bytes')
   for _, one in ipairs({
@@ -86,7 +86,7 @@ local function next_turn(session)
   return job
 end
 
--- Whether a job may belong to a session: nil, or the refusal.
+-- Returns the refusal if a job may not belong to a session, else nil.
 local function refuse_session(session, model)
   if redis.call('EXISTS', session_key(session)) == 0 then return {'session'} end
   local its_model = redis.call('HGET', session_key(session), 'model') or ''

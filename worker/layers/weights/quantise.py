@@ -77,7 +77,7 @@ def _q6_k(x: Tensor) -> Tensor:
 
 
 def _mxfp4(x: Tensor) -> Tensor:
-    """4-bit floats with a power of two per block. Values that are such numbers already are kept."""
+    """4-bit floats with a power of two per block. Keeps values that are such numbers already."""
     largest = x.abs().amax(1, keepdim=True)
     exponent = torch.frexp(largest).exponent - 3 + 127  # that of 4 or 6, the largest numbers
     exponent = torch.where(largest > 0, exponent, 0).clamp(0, 254)
