@@ -1,5 +1,5 @@
-"""Prepares prompts on a thread of its own, so that a long prompt or a slow template stalls neither
-the worker's loop, which renews the lease, nor the engine thread.
+"""Prepares prompts on a thread of its own. A long prompt or a slow template stalls neither the loop
+of the worker nor the engine thread.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from worker.engine.engine import EngineCore
 from worker.host.operations import STARTS
 
 logger = logging.getLogger(__name__)
+
+PREPARATIONS_PER_BULK = 16  # interactive preparations that a bulk one lets go first
 
 
 class Preparation:
@@ -57,8 +59,6 @@ class Preparation:
             if self._cancelled.is_set():
                 self._started.cancel()
 
-
-PREPARATIONS_PER_BULK = 16  # interactive preparations that a bulk one lets go first
 
 Place = tuple[float, int, Preparation | None]  # in the queue: lowest first; None ends the thread
 

@@ -78,7 +78,7 @@ class Attempt:
         return error
 
 
-def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
+def make_attempt(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
     """Check a claimed job, whoever submitted it, and make an attempt of it. Raises JobError."""
     if claimed.fault is not None:
         raise claimed.fault

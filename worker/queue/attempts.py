@@ -20,7 +20,7 @@ from jobs.store.damage import Damaged
 from jobs.store.job_store import JobStore
 from jobs.store.settlement import Settlement
 from worker.backend import Assembly, Backend, MachineError, ModelInfo, Outcome
-from worker.queue.attempt import Attempt, SettlementBuilder, admit
+from worker.queue.attempt import Attempt, SettlementBuilder, make_attempt
 from worker.queue.attempt_sink import AttemptSink, Event, Pending, Woken
 from worker.queue.circuit_breaker import CircuitBreaker
 from worker.queue.publisher import Publisher
@@ -59,7 +59,7 @@ class Attempts:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._running: dict[str, Attempt] = {}
         self._ended: list[Attempt] = []  # of those, with an outcome
-        self._refused: list[Settlement] = []  # jobs that were not admitted
+        self._refused: list[Settlement] = []  # of jobs that were not started
         self._failed = False  # the last settlement was not taken
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class Attempts:
         if stale is not None:  # this process was suspended, and the job came back to it
             self.drop(stale)
         try:
-            attempt = admit(claimed, self._models)
+            attempt = make_attempt(claimed, self._models)
         except JobError as error:
             self._refuse(claimed, error)
             return 0

@@ -14,7 +14,7 @@ from jobs.store.workers import Workers, worker_key
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.site import Site
 from worker.model_spec import ModelSpec
-from worker.queue.attempt import admit
+from worker.queue.attempt import make_attempt
 from worker.queue.metrics import Metrics
 from worker.queue.served import Served
 from worker.queue.stages import Stages
@@ -49,7 +49,7 @@ def test_the_store_claims_for_the_models_of_the_moment(site: Site) -> None:
     (claimed,) = store.claim(lambda *_: 9).jobs
     assert claimed.lease.job == second
     assert store.model_of(claimed.lease) == ("two", False)
-    assert admit(claimed, served).request.model == "two"
+    assert make_attempt(claimed, served).request.model == "two"
     served.remove("two")
     third = submit(site, "two", "c")
     assert not store.any_waiting() and store.claim(lambda *_: 9).jobs == []
