@@ -70,10 +70,10 @@ def serve(connection: socket.socket) -> dict[str, Any]:
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], socket.socket | None]:
-    """Return in each new process, with its order. The demo starts workers: it gets the socket of a
-    server of its own."""
+    """Return in each new process, with its order. The demo and test processes start processes:
+    each gets the socket of a server of its own."""
     order = serve(connection)
-    if order["argv"][1:2] != ["demo"]:
+    if order["argv"][1:2] not in (["demo"], ["-c"]):
         return order, None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
@@ -113,10 +113,14 @@ def become(order: dict[str, Any]) -> None:
 
 
 def run() -> None:
-    """Run the command or `-m module` of `sys.argv`."""
+    """Run the command, `-m module` or `-u -c code` of `sys.argv`."""
     if sys.argv[0] == "-m":
         del sys.argv[0]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    elif sys.argv[0] == "-u":
+        *_, code = sys.argv
+        sys.argv = ["-c"]
+        exec(code, {"__name__": "__main__"})
     else:
         sys.path[0] = os.path.dirname(sys.argv[0])
         runpy.run_path(sys.argv[0], run_name="__main__")

@@ -15,6 +15,7 @@ from typing import Any
 
 COMMAND = str(Path(sys.executable).with_name("chatjobs"))
 MODULES = ("bench.peers.chatjobs_peer", "tests.run_code", "tests.worker.fake_worker")
+TEST_PROCESS = [sys.executable, "-u", "-c"]  # how xdist starts one: before a line of code
 # Python and the libraries read these when they start.
 AT_START = (
     *("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "ASAN_"),
@@ -50,7 +51,8 @@ class ForkServer:
         if isinstance(words, (str, bytes, os.PathLike)) or call["executable"] is not None:
             return False
         words = [os.fsdecode(word) for word in words]
-        ours = words[0] == COMMAND or (words[:2] == [sys.executable, "-m"] and words[2] in MODULES)
+        ours = words[0] == COMMAND or words[:-1] == TEST_PROCESS
+        ours = ours or (words[:2] == [sys.executable, "-m"] and words[2] in MODULES)
         begin = call["preexec_fn"]
         plain = begin is None or isinstance(begin, TakeTerminal)
         plain = plain and not (call["pass_fds"] or call["shell"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.forked import COMMAND, SERVER, ForkingPopen, ForkServer
+from tests.forked import COMMAND, SERVER, TEST_PROCESS, ForkingPopen, ForkServer
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -55,6 +55,16 @@ def test_a_forked_process_is_a_child_that_can_be_killed(redis_url: str) -> None:
     process.kill()
     assert process.wait() == -signal.SIGKILL
     process.stderr.close()
+
+
+def test_a_test_process_is_forked_with_torch_in_it() -> None:
+    line = "import sys;exec(eval(sys.stdin.readline()))"
+    process = ForkingPopen(
+        [*TEST_PROCESS, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    code = "print(__name__, sys.argv, 'torch' in sys.modules)"
+    assert process.communicate(f"{code!r}\n")[0] == "__main__ ['-c'] True\n"
+    assert process.returncode == 0
 
 
 def test_another_environment_of_the_interpreter_is_not_forked() -> None:
