@@ -61,14 +61,16 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
+    """What is there now stays: the collector need not look through it again and again."""
+    gc.freeze()
     gc.enable()
 
 
 def pytest_sessionfinish() -> None:
     SERVER.close()
-    # Commands that tests call freeze objects, now and at exit: duckdb reports those as leaks.
+    # duckdb reports objects that are frozen at exit as leaks; commands that tests call freeze, too.
     atexit.unregister(gc.freeze)
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session")
