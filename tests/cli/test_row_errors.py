@@ -100,7 +100,6 @@ def test_a_format_is_read_whatever_compresses_it(
         ("a.csv.bz2", bz2.compress(CSV), "compressed with bzip2: decompress it"),
         ("a.csv.xz", lzma.compress(CSV), "compressed with xz: decompress it"),
         ("a.xlsx", b"PK\x03\x04....", "spreadsheets (.xlsx) are: unpack it, or export it as CSV"),
-        ("a.jsonl.gz", gzip.compress(b"a" * (MAX_LINE + 2), 1), "line 1 has more than"),
         (
             "a.json",
             json.dumps([{"prompt": "a"}, {"prompt": "b"}], indent=1).encode(),
@@ -114,7 +113,17 @@ def test_a_format_is_read_whatever_compresses_it(
 def test_what_is_not_read_is_named_once_for_what_it_is(
     run: Run, redis_url: str, tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
-    path = tmp_path / name
+    assert_named_once(run, redis_url, tmp_path / name, content, message)
+
+
+def test_a_line_that_is_too_long_when_unpacked_is_named(
+    run: Run, redis_url: str, tmp_path: Path
+) -> None:
+    content = gzip.compress(b"a" * (MAX_LINE + 2), 1)
+    assert_named_once(run, redis_url, tmp_path / "a.jsonl.gz", content, "line 1 has more than")
+
+
+def assert_named_once(run: Run, redis_url: str, path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
     done = run("submit", str(path), "-m", "m", "--redis", redis_url)
     assert done.exit_code == 2, done.output

@@ -97,10 +97,18 @@ def test_pickle_is_refused_and_never_loaded(site: Site, bomb: bytes, tmp_path: P
         (call({**GOOD, "model": "\ud800"}), "invalid_request", "model"),
         (call({**GOOD, "tool_choice": {"a": nested(150)}}), "invalid_request", "nested"),
         (b"[" * 100_000 + b"]" * 100_000, "invalid_request", "nested"),
-        (zlib.compress(b" " * (65 * 2**20)), "invalid_request", "larger than"),
     ],
 )
 def test_a_bad_call_fails_alone(site: Site, data: bytes | None, code: str, message: str) -> None:
+    assert_fails_alone(site, data, code, message)
+
+
+def test_a_call_that_is_too_large_when_unpacked_fails_alone(site: Site) -> None:
+    data = zlib.compress(b" " * (65 * 2**20), 1)
+    assert_fails_alone(site, data, "invalid_request", "larger than")
+
+
+def assert_fails_alone(site: Site, data: bytes | None, code: str, message: str) -> None:
     before, bad, after = site.submit(), put(site, data), site.submit()
     site.burst()
     with pytest.raises(JobError, match=message) as failure:
