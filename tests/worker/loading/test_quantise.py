@@ -147,7 +147,7 @@ def test_a_file_takes_little_more_memory_than_its_size(
     quantise_model(find(str(large)), kind, file, lambda done, total: None)
     quantise_model(find(str(small)), "Q8_0", tiny, lambda done, total: None)
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(file), str(tiny)],
+        [sys.executable, "-m", "tests.run_code", MEASURE, "measure", str(file), str(tiny)],
         capture_output=True,
         text=True,
         check=True,
