@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,26 +12,16 @@ from jobs.api.message import Message
 from jobs.api.sampling import Sampling
 from jobs.errors import InvalidRequest, JobError
 from tests.worker.engine.chat_requests import PROMPT, ask
+from tests.worker.sampling.resolved import resolved
 from worker import Engine
-from worker.checkpoint.config import GenerationDefaults
 from worker.local.collect import CollectingSink, Generation
 from worker.sampling.bad_words import bad_word_ids
 from worker.sampling.inputs import SamplingBatch, SamplingInput
-from worker.sampling.params import SamplingParams, resolve_params
+from worker.sampling.params import SamplingParams
 from worker.sampling.sampler import sample
 
 VOCAB = 50
-
-
-def params(*bad: list[int], **fields: Any) -> SamplingParams:
-    return resolve_params(
-        Sampling(**fields),
-        GenerationDefaults(eos_token_ids=frozenset({2})),
-        prompt_length=3,
-        context_length=1000,
-        vocab_size=VOCAB,
-        bad_word_ids=bad,
-    )
+params = partial(resolved, VOCAB)
 
 
 def drawn(params: SamplingParams, output: tuple[int, ...], rows: int = 200) -> set[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,22 +18,14 @@ from transformers import (
 )
 
 from jobs.api.sampling import Sampling
+from tests.worker.sampling.resolved import resolved
 from worker.checkpoint.config import GenerationDefaults
 from worker.sampling.inputs import SamplingBatch, SamplingInput
-from worker.sampling.params import SamplingParams, resolve_params
+from worker.sampling.params import resolve_params
 from worker.sampling.sampler import CANDIDATES, Sampled, sample, uniform
 
 VOCAB = 3000
-
-
-def params(**fields: object) -> SamplingParams:
-    return resolve_params(
-        Sampling(**fields),
-        GenerationDefaults(eos_token_ids=frozenset({2})),
-        prompt_length=3,
-        context_length=1000,
-        vocab_size=VOCAB,
-    )
+params = partial(resolved, VOCAB)
 
 
 def logits(seed: int, spread: float = 3.0) -> torch.Tensor:
@@ -262,7 +254,7 @@ def test_tokens_after_a_draft_are_drawn_as_if_it_were_the_output(
     fields: dict[str, Any], temperature: float
 ) -> None:
     """And the draft leaves no trace in what is drawn next."""
-    options = params_with_bad_words(temperature=temperature, seed=5, **fields)
+    options = params([9], [5, 11], [11, 5, 7], temperature=temperature, seed=5, **fields)
     prompt, output, draft = (7, 7, 3), [5, 2, 11], [5, 11, 7]
     rows = torch.stack([logits(seed) for seed in range(4)])
     rows[:, [2, 5, 11]] += 8
@@ -276,7 +268,3 @@ def test_tokens_after_a_draft_are_drawn_as_if_it_were_the_output(
     assert drawn(rows[:1].clone(), sampling) == expected[:1]
     sampling.advance(draft[:2])
     assert drawn(rows[2:3].clone(), sampling) == expected[2:3]
-
-
-def params_with_bad_words(**fields: Any) -> SamplingParams:
-    return replace(params(**fields), bad_word_ids=((9,), (5, 11), (11, 5, 7)))
