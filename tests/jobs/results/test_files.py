@@ -1,4 +1,7 @@
-"""The files of a run: how they are written, and that every reader can read them."""
+"""The files of a run: how they are written, and that every reader can read them.
+
+Each reader is imported by the test that uses it: most test processes need none.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,6 @@ import os
 import threading
 from pathlib import Path
 
-import duckdb
-import pandas as pd
-import polars as pl
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -81,6 +81,8 @@ def test_a_broken_file_is_skipped_with_a_warning(results):
 
 
 def test_duckdb_reads_it(results):
+    import duckdb
+
     parts = glob_of(results)
     sums = duckdb.sql(
         f"select status, count(*), sum(len(token_logprobs)), max(messages[2].content), "
@@ -97,6 +99,8 @@ def test_duckdb_reads_it(results):
 
 
 def test_polars_reads_it(results):
+    import polars as pl
+
     for source in (glob_of(results), str(results.path("r1") / "samples")):
         frame = pl.read_parquet(source)
         assert frame.height == 45
@@ -105,6 +109,8 @@ def test_polars_reads_it(results):
 
 
 def test_pandas_reads_it(results):
+    import pandas as pd
+
     frame = pd.read_parquet(results.path("r1") / "samples")
     assert len(frame) == 45
     assert frame["queue_s"].notna().sum() == 40

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 
 from jobs import Results
@@ -91,6 +90,8 @@ def test_many_keys_with_two_rows(tmp_path: Path) -> None:
 
 def test_the_query_for_other_readers_is_right(tmp_path: Path) -> None:
     """The query in docs/operations.md, in DuckDB."""
+    import duckdb
+
     page = (ROOT / "docs/operations.md").read_text()
     query = page.partition("    select *\n")[2].partition("\n\n")[0]
     for number, parts in enumerate(PARTS.values()):

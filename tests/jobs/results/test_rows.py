@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.api.sampling import Sampling
@@ -194,7 +194,6 @@ NAMES = sorted(
 )
 
 
-@settings(max_examples=300)
 @given(
     request=st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, json_values)),
     overrides=st.fixed_dictionaries(
