@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import redis
@@ -43,6 +44,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+HERE = Path(__file__).parent
+# Their tests wait for processes most of the time; those of other folders of `worker` compute.
+WAITING = {"queue", "record"}
+# These files take a minute and more.
+LONGEST = {"test_soak.py", "test_wheel.py"}
+
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile the kernels before the first test: on a busy machine that takes longer than a test
@@ -64,6 +71,25 @@ def pytest_collection_finish() -> None:
     """What is there now stays: the collector need not look through it again and again."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In test processes of xdist, spread files that wait among files that compute: together they
+    keep the cores busy."""
+    if not hasattr(config, "workerinput"):
+        return
+    groups: dict[bool, list[Path]] = {True: [], False: []}
+    for path in dict.fromkeys(item.path for item in items):
+        groups[_waits(path)].append(path)
+    place = {
+        path: index / len(group) for group in groups.values() for index, path in enumerate(group)
+    }
+    items.sort(key=lambda item: (item.path.name not in LONGEST, place[item.path]))
+
+
+def _waits(file: Path) -> bool:
+    parts = file.relative_to(HERE).parts
+    return parts[0] != "worker" or parts[1] in WAITING
 
 
 def pytest_sessionfinish() -> None:
