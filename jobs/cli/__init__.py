@@ -28,6 +28,7 @@ def build() -> click.Group:
     import click
 
     from jobs.cli.chat import chat
+    from jobs.cli.diff import diff
     from jobs.cli.failures import CommandGroup, context_settings
     from jobs.cli.follow import follow
     from jobs.cli.jobs import cancel, jobs_group
@@ -40,7 +41,7 @@ def build() -> click.Group:
     group = CommandGroup(name="chatjobs", help=HELP, context_settings=context_settings())
     for plugin in sorted(entry_points(group="chatjobs.commands"), reverse=True):
         group.add_command(plugin.load())
-    for command in (chat, submit, follow, cancel, jobs_group, status, limits, results, score):
+    for command in (chat, submit, follow, cancel, jobs_group, status, limits, results, score, diff):
         group.add_command(command)
     return click.version_option(package_name="chatjobs")(group)
 

@@ -9,7 +9,7 @@ reader ever sees a part of one.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from jobs.results.schema import TEXT, TIME
 SCORES = "scores"
 SCORES_VERSION = 1  # incremented when a column that has been written changes or is removed
 KEY = ("row_index", "repeat_index", "choice_index")
+FIGURES = (*KEY, "metric", "status", "value", "statistics")  # the columns that figures are made of
 
 
 def _field(name: str, kind: pa.DataType, description: str, *, nullable: bool = False) -> pa.Field:
@@ -79,9 +80,19 @@ def write_scores(results: Results, run: str, name: str, tables: Iterable[pa.Tabl
     return final
 
 
-def read_scores(results: Results, run: str, names: Iterable[str] | None = None) -> Any:
-    """The scores of a run as a pyarrow.Table. `names`: of these files only."""
+def read_scores(
+    results: Results,
+    run: str,
+    names: Iterable[str] | None = None,
+    columns: Sequence[str] | None = None,
+) -> Any:
+    """The scores of a run as a pyarrow.Table. `names`: of these files only. `columns`: only
+    these."""
     folder = results.path(run) / SCORES
     files = sorted(folder.glob("*.parquet")) if names is None else [folder / one for one in names]
-    tables = [pq.read_table(file, schema=SCORES_SCHEMA, partitioning=None) for file in files]
-    return pa.concat_tables(tables) if tables else SCORES_SCHEMA.empty_table()
+    wanted = SCORES_SCHEMA.names if columns is None else list(columns)
+    tables = [
+        pq.read_table(file, columns=wanted, schema=SCORES_SCHEMA, partitioning=None)
+        for file in files
+    ]
+    return pa.concat_tables(tables) if tables else SCORES_SCHEMA.empty_table().select(wanted)

@@ -27,11 +27,12 @@ def pass_at_k(results: Results, run: str, spec: Spec) -> Iterator[dict[str, Any]
     are right, which must be written. Raises InvalidRequest if it has other values than 0 and 1."""
     k, base = spec.samples, parse_spec(spec.argument or "")
     assert k is not None
-    scores = read_scores(results, run, [base.file_name])
+    columns = ("row_index", "status", "value", "model")
+    scores = read_scores(results, run, [base.file_name], columns)
     right: dict[int, list[float]] = {}
     models: dict[int, str] = {}
-    columns = (scores[name].to_pylist() for name in ("row_index", "status", "value", "model"))
-    for index, status, value, model in zip(*columns, strict=True):
+    rows = zip(*(scores[name].to_pylist() for name in columns), strict=True)
+    for index, status, value, model in rows:
         values = right.setdefault(index, [])
         models[index] = model
         if status != "ok":
