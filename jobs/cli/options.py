@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jobs import Client
 
 EMBEDDED = "embedded"
+RESERVED_RUNS = frozenset({"show", "query", "compact"})  # subcommands of `results`
 ANSWER_SECONDS = 3.5  # that a command waits for Redis: with its own start, 5 s
 
 
@@ -76,7 +77,8 @@ results_option = click.option(
 
 
 def check_run(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Check that `value` is a run id: it becomes a folder name."""
+    """Check that `value` can be the id of a new run: it becomes a folder name, and an argument of
+    `chatjobs results`."""
     from jobs.keys import RUN_ID
 
     if value is not None and not RUN_ID.fullmatch(value):
@@ -84,6 +86,8 @@ def check_run(ctx: click.Context, param: click.Parameter, value: str | None) -> 
             f"{value!r}: a run id has up to 100 letters, digits, '_', '-' and '.', and does not "
             "start with '.'"
         )
+    if value in RESERVED_RUNS:
+        raise click.BadParameter(f"{value!r} is a subcommand of chatjobs results: use another name")
     return value
 
 

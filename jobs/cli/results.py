@@ -1,4 +1,5 @@
-"""`chatjobs results`: list the runs on disk, summarise one, or make one file of its files."""
+"""`chatjobs results`: list the runs on disk, summarise or export one, query it, or make one file of
+its files."""
 
 from __future__ import annotations
 
@@ -7,17 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobs.cli.export import all_columns_option, export, format_option, output_option
 from jobs.cli.failures import Failure
 from jobs.cli.options import (
     connection,
     is_embedded,
     json_option,
     make_redis_option,
+    quiet_option,
     redis_option,
     results_option,
 )
 from jobs.cli.output import echo, print_json
+from jobs.cli.query import query
 from jobs.cli.runs import open_results
+from jobs.results.export.formats import Format
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
@@ -36,25 +41,49 @@ class ShowByDefault(click.Group):
         return super().parse_args(ctx, args if named else ["show", *args])
 
 
-@click.group(cls=ShowByDefault, subcommand_metavar="[show] [RUN] | compact RUN [OPTIONS]")
+@click.group(
+    cls=ShowByDefault,
+    subcommand_metavar="[show] [RUN] | query SQL RUN | compact RUN [OPTIONS]",
+)
 def results() -> None:
-    """List the runs, or summarise one, or make one file of its files.
+    """List the runs, or summarise, export or query one, or make one file of its files.
 
     chatjobs results [RUN] is short for chatjobs results show [RUN].
     """
 
 
+results.add_command(query)
+
+
 @results.command()
 @click.argument("run", required=False)
+@format_option
+@output_option
+@all_columns_option
+@quiet_option
 @json_option
 @results_option
 @make_redis_option("Redis server that is asked for rows which are not written yet.")
-def show(run: str | None, as_json: bool, results: str, redis_url: str) -> None:
-    """List the runs, the one that was written last first, or summarise RUN.
+def show(
+    run: str | None,
+    form: Format | None,
+    output: str | None,
+    all_columns: bool,
+    quiet: bool,
+    as_json: bool,
+    results: str,
+    redis_url: str,
+) -> None:
+    """List the runs, the one that was written last first, or summarise RUN, or write its rows to a
+    file.
 
     With --json: one JSON object per run, or per row of RUN. Rows that are still in
     Redis are counted, if the folder is that of the workers on --redis.
     """
+    if form is None and (output is not None or all_columns):
+        raise click.UsageError("-o and --all-columns need --format")
+    if form is not None and (run is None or as_json):
+        raise click.UsageError("--format needs a RUN, and excludes --json")
     store = open_results(results)
     unwritten = _unwritten(store, redis_url)
     waiting = unwritten.runs if unwritten is not None else {}
@@ -62,13 +91,15 @@ def show(run: str | None, as_json: bool, results: str, redis_url: str) -> None:
         raise Failure(f"no row of run {run} is written yet: {_wait(waiting[run])}")
     if run is None:
         _list_runs(store, as_json, unwritten)
+    elif form is not None:
+        export(store, run, form, output, all_columns=all_columns, quiet=quiet)
     elif as_json:
         for batch in store.dataset(run).to_batches():
             for row in batch.to_pylist():
                 print_json(row)
     else:
         _print_summary(store, run)
-    if run is not None and waiting.get(run):
+    if run is not None and waiting.get(run) and not quiet:
         echo(f"not written yet: {_wait(waiting[run])}", err=True)
     broken = sum(len(store.broken(name)) for name in (store.runs() if run is None else [run]))
     if broken:

@@ -1,0 +1,1 @@
+"""One file of the rows of a run, in formats that other programs read."""

@@ -1,0 +1,167 @@
+"""Rows as lines of the files that OpenAI's Batch API makes: one line per request, answers in the
+output file, all else in the error file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import pyarrow.compute as pc
+
+from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage, completion_id
+from jobs.api.message import ToolCall
+from jobs.errors import JobError, invalid
+from jobs.results.export.ordered import ordered_tables
+from jobs.results.files import Results
+
+COLUMNS = (
+    "row_index", "custom_id", "job_id", "operation", "status", "model", "text", "reasoning",
+    "tool_calls", "finish_reason", "input_tokens", "output_tokens", "cached_tokens",
+    "reasoning_tokens", "started_at", "finished_at", "enqueued_at", "error_type", "error_message",
+)  # fmt: skip
+
+# The status that an HTTP server answers with; what is not named is a fault of the server.
+HTTP_STATUS = {
+    "invalid_request": 400,
+    "context_length_exceeded": 400,
+    "unsupported_model": 400,
+    "model_not_found": 404,
+    "not_found": 404,
+    "session_busy": 409,
+    "queue_full": 429,
+    "model_not_loaded": 503,
+    "out_of_memory": 503,
+    "unavailable": 503,
+}
+SERVER_ERROR = 500
+
+Row = dict[str, Any]
+
+
+class Line(NamedTuple):
+    """A line of one of the two files."""
+
+    is_answer: bool
+    content: dict[str, Any]
+
+
+def batch_lines(results: Results, run: str) -> Iterator[Line]:
+    """The lines of a run, in the order of the data set. Samples and choices of one request are the
+    choices of one line. Rows hold no log-probabilities in OpenAI's form, and so lines have none.
+
+    Raises InvalidRequest for a run that is not of chats, and if two requests have one custom_id.
+    """
+    check_run(results, run)
+    for table in ordered_tables(results, run, COLUMNS):
+        for _, rows in groupby(table.to_pylist(), key=lambda row: row["row_index"]):
+            yield line_of([*rows])
+
+
+def check_run(results: Results, run: str) -> None:
+    """Raise InvalidRequest if a run can't be a batch file."""
+    table = results.table(run, ["row_index", "custom_id", "operation"])
+    others = [one for one in pc.unique(table["operation"]).to_pylist() if one != "chat"]
+    if others:
+        raise invalid(
+            f"run {run} has rows of the operation {others[0]}, and a batch file holds chat "
+            "completions",
+            "format",
+        )
+    table = table.group_by(["row_index", "custom_id"]).aggregate([])
+    names = [custom_id_of(row) for row in table.to_pylist()]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise invalid(
+            f"two rows of run {run} have the custom_id {twice!r}, which a batch file may have once",
+            "format",
+        )
+
+
+def custom_id_of(row: Row) -> str:
+    """The user's key of a request, else one that is made of its row."""
+    return row["custom_id"] if row["custom_id"] is not None else f"row-{row['row_index']}"
+
+
+def line_of(rows: Sequence[Row]) -> Line:
+    """The line of a request, of its rows: an answer if one of them is."""
+    first = rows[0]
+    answered = [row for row in rows if row["status"] == "ok"]
+    response = error = None
+    if answered:
+        response = _response(answered[0], 200, _completion(answered))
+    elif first["status"] == "cancelled" or first["error_type"] == "timeout":
+        error = _not_run(first)
+    else:
+        failure = JobError.from_dict({"code": first["error_type"], "message": _message(first)})
+        status = HTTP_STATUS.get(failure.code, SERVER_ERROR)
+        response = _response(first, status, {"error": failure.to_dict()})
+    content = {
+        "id": f"batch_req_{first['job_id']}",
+        "custom_id": custom_id_of(first),
+        "response": response,
+        "error": error,
+    }
+    return Line(bool(answered), content)
+
+
+def _response(row: Row, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    return {"status_code": status, "request_id": f"req_{row['job_id']}", "body": body}
+
+
+def _not_run(row: Row) -> dict[str, Any]:
+    """The error of a request without a response."""
+    if row["status"] == "cancelled":
+        code = "batch_cancelled"
+    else:
+        code = "batch_expired" if row["started_at"] is None else "request_timeout"
+    return {"code": code, "message": _message(row)}
+
+
+def _message(row: Row) -> str:
+    return row["error_message"] or f"the request ended as {row['status']}"
+
+
+def _completion(rows: Sequence[Row]) -> dict[str, Any]:
+    first = rows[0]
+    moment = first["finished_at"] or first["enqueued_at"]
+    choices = [
+        Choice(index=index, message=_answer(row), finish_reason=row["finish_reason"])
+        for index, row in enumerate(rows)
+    ]
+    completion = ChatCompletion(
+        id=completion_id(first["job_id"]),
+        created=int(moment.timestamp()) if moment else 0,
+        model=first["model"],
+        choices=choices,
+        usage=_usage(rows),
+    ).to_dict()
+    for choice in completion["choices"]:  # keys that OpenAI's files always have
+        choice.setdefault("logprobs", None)
+        choice["message"].setdefault("refusal", None)
+    return completion
+
+
+def _answer(row: Row) -> AssistantMessage:
+    calls = [ToolCall.model_validate(call) for call in row["tool_calls"] or ()]
+    return AssistantMessage(
+        content=row["text"], reasoning_content=row["reasoning"], tool_calls=calls or None
+    )
+
+
+def _usage(rows: Sequence[Row]) -> Usage:
+    """The tokens of all choices; a job's prompt counts once."""
+    jobs = {row["job_id"]: row for row in rows}.values()
+    prompt = sum(row["input_tokens"] or 0 for row in jobs)
+    completion = sum(row["output_tokens"] or 0 for row in rows)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=Usage.PromptDetails(
+            cached_tokens=sum(row["cached_tokens"] or 0 for row in jobs)
+        ),
+        completion_tokens_details=Usage.CompletionDetails(
+            reasoning_tokens=sum(row["reasoning_tokens"] or 0 for row in rows)
+        ),
+    )
