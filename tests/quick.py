@@ -15,7 +15,8 @@ import pytest
 
 STARTS = re.compile(
     r"\b(?:subprocess|EmbeddedRedis|redis_url|tests\.servers|[sS]ite|spawn|COMMAND"
-    r"|make_checkpoint|Engine|EngineCore|transformers|ChatTemplate)\b|--local"
+    r"|make_checkpoint|Engine|EngineCore|transformers|ChatTemplate"
+    r"|MetricProcess|score_run)\b|--local|\"score\""
 )
 FIXTURES = {"redis_server", "original", "checkpoint"}
 
