@@ -110,6 +110,8 @@ def score(
             print_json(_facts(run, one))
     else:
         _print_table(summaries, by)
+    if not quiet:
+        _print_stale(run, summaries, store.dataset(run).count_rows())
     _report(specs, tallies, quiet)
 
 
@@ -199,6 +201,20 @@ def figure_text(value: float | None) -> str:
 def interval_text(interval: tuple[float, float] | None) -> str:
     """An interval, empty if there is none."""
     return "" if interval is None else " to ".join(map(figure_text, interval))
+
+
+def _print_stale(run: str, summaries: Sequence[Summary], rows: int) -> None:
+    """Name the metrics that were scored when the run had fewer rows, or more."""
+    from jobs.scores.spec import parse_spec
+
+    for one in summaries:
+        per_row = parse_spec(one.metric).samples is None
+        if per_row and not one.group and one.figure.rows != rows:
+            echo(
+                f"{one.metric} was scored when run {run} had {counted(one.figure.rows, 'row')}, "
+                f"and it has {rows} now: chatjobs score {run} --metric '{one.metric}'",
+                err=True,
+            )
 
 
 def _report(specs: Sequence[Spec], tallies: Sequence[Tally], quiet: bool) -> None:

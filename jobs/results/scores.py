@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jobs.errors import invalid
 from jobs.results.files import TEMPORARY, Results, write_tables
 from jobs.results.schema import TEXT, TIME
 
@@ -87,12 +88,17 @@ def read_scores(
     columns: Sequence[str] | None = None,
 ) -> Any:
     """The scores of a run as a pyarrow.Table. `names`: of these files only. `columns`: only
-    these."""
+    these. Raises InvalidRequest for a file that can't be read."""
     folder = results.path(run) / SCORES
     files = sorted(folder.glob("*.parquet")) if names is None else [folder / one for one in names]
     wanted = SCORES_SCHEMA.names if columns is None else list(columns)
-    tables = [
-        pq.read_table(file, columns=wanted, schema=SCORES_SCHEMA, partitioning=None)
-        for file in files
-    ]
+    tables = [_table_of(file, wanted) for file in files]
     return pa.concat_tables(tables) if tables else SCORES_SCHEMA.empty_table().select(wanted)
+
+
+def _table_of(file: Path, columns: list[str]) -> Any:
+    try:
+        return pq.read_table(file, columns=columns, schema=SCORES_SCHEMA, partitioning=None)
+    except pa.ArrowException as error:
+        fact = " ".join(str(error).split())
+        raise invalid(f"{file} can't be read: remove it, and score again: {fact}", "run") from None

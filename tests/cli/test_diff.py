@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run, Show
+from tests.cli.test_json import documented
 from tests.jobs.scores.runs import answers, make_run
 
 
@@ -24,6 +25,7 @@ def test_objects_of_metrics_come_before_those_of_rows(run: Run, folder: str) -> 
     done = run("diff", "a", "b", "--json", "--by", "target", "--results", folder)
     assert done.exit_code == 0, done.output
     whole, *rest = [json.loads(line) for line in done.stdout.splitlines()]
+    assert set(whole) | set(rest[-1]) == documented("diff")
     assert (whole["runs"], whole["metric"], whole["by"]) == (["a", "b"], "exact", {})
     assert whole["values"] == [pytest.approx(2 / 3)] * 2
     assert (whole["delta"], whole["rose"], whole["fell"], whole["p_value"]) == (0, 1, 1, 1)

@@ -11,6 +11,7 @@ import pytest
 from jobs import Results
 from jobs.results.scores import read_scores
 from tests.cli.conftest import Run, Show
+from tests.cli.test_json import documented
 from tests.jobs.scores.runs import answers, make_run
 
 
@@ -33,6 +34,7 @@ def test_it_scores_and_prints_one_object_for_each_metric_and_group(run: Run, fol
     done = run(*words)
     assert done.exit_code == 0, done.output
     whole, first, second = objects(done.stdout)
+    assert set(whole) == documented("score")
     assert (whole["metric"], whole["by"], whole["value"]) == ("exact", {}, 0.75)
     assert [whole[name] for name in ("rows", "scored", "no_answer", "errors")] == [5, 4, 1, 0]
     assert 0 <= whole["low"] <= 0.75 <= whole["high"] <= 1
@@ -71,6 +73,13 @@ def test_without_a_metric_it_prints_what_is_scored(run: Run, folder: str) -> Non
         "exact": 0.75,
         "json": 0.0,
     }
+
+
+def test_scores_of_fewer_rows_are_named(run: Run, folder: str) -> None:
+    assert run("score", "r1", "-m", "exact", "--results", folder).stderr.count("scored") == 1
+    make_run(Path(folder), answers(*[("a", "a")] * 7))
+    printed = run("score", "r1", "--results", folder)
+    assert "exact was scored when run r1 had 5 rows, and it has 7 now" in printed.stderr
 
 
 def test_pass_at_k_scores_its_metric_first(run: Run, folder: str) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from jobs import Results
+from jobs.errors import InvalidRequest
 from jobs.results.scores import SCORES_SCHEMA, read_scores, write_scores
 from tests.jobs.scores.runs import make_run
 
@@ -94,6 +95,13 @@ def test_hugging_face_datasets_load_scores_and_samples(
     scores = load_dataset(folder, "scores", split="train", cache_dir=cache)
     assert scores["value"][:] == [1.0, None, 0.0]
     assert load_dataset(folder, split="train", cache_dir=cache).num_rows == 2
+
+
+def test_a_damaged_file_is_named(results: Results) -> None:
+    file = write_scores(results, "r1", "exact.parquet", [table([1.0])])
+    file.write_bytes(file.read_bytes()[:-50])
+    with pytest.raises(InvalidRequest, match=r"exact\.parquet can't be read: remove it"):
+        read_scores(results, "r1")
 
 
 def test_a_folder_named_like_a_partition_adds_no_column(tmp_path: Path) -> None:
