@@ -5,12 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pyarrow.compute as pc
 
-from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage, completion_id
-from jobs.api.message import ToolCall
+from jobs.api.answer import (
+    AssistantMessage,
+    ChatCompletion,
+    Choice,
+    FinishReason,
+    Usage,
+    completion_id,
+)
+from jobs.api.message import FunctionCall, ToolCall
 from jobs.errors import JobError, invalid
 from jobs.results.export.ordered import ordered_tables
 from jobs.results.files import Results
@@ -35,6 +42,7 @@ HTTP_STATUS = {
     "unavailable": 503,
 }
 SERVER_ERROR = 500
+FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 
 Row = dict[str, Any]
 
@@ -126,7 +134,7 @@ def _completion(rows: Sequence[Row]) -> dict[str, Any]:
     first = rows[0]
     moment = first["finished_at"] or first["enqueued_at"]
     choices = [
-        Choice(index=index, message=_answer(row), finish_reason=row["finish_reason"])
+        Choice(index=index, message=_answer(row), finish_reason=_finish_reason(row))
         for index, row in enumerate(rows)
     ]
     completion = ChatCompletion(
@@ -142,11 +150,27 @@ def _completion(rows: Sequence[Row]) -> dict[str, Any]:
     return completion
 
 
+# Rows that other programs have made may lack what a completion must have.
+
+
+def _finish_reason(row: Row) -> FinishReason:
+    found: FinishReason | None = next(
+        (one for one in FINISH_REASONS if one == row["finish_reason"]), None
+    )
+    return found or ("tool_calls" if row["tool_calls"] else "stop")
+
+
 def _answer(row: Row) -> AssistantMessage:
-    calls = [ToolCall.model_validate(call) for call in row["tool_calls"] or ()]
+    calls = [_call(call) for call in row["tool_calls"] or ()]
     return AssistantMessage(
         content=row["text"], reasoning_content=row["reasoning"], tool_calls=calls or None
     )
+
+
+def _call(call: dict[str, Any]) -> ToolCall:
+    function = call["function"] or {}
+    named = FunctionCall(name=function.get("name") or "", arguments=function.get("arguments") or "")
+    return ToolCall(id=call["id"] or "", function=named)
 
 
 def _usage(rows: Sequence[Row]) -> Usage:

@@ -146,6 +146,20 @@ def test_samples_and_choices_are_choices_of_one_line(tmp_path: Path) -> None:
     assert (body.usage.prompt_tokens, body.usage.completion_tokens) == (18, 6)
 
 
+def test_a_row_that_lacks_what_an_answer_must_have_is_a_line_that_openai_reads(
+    tmp_path: Path,
+) -> None:
+    calls = [{"id": None, "type": None, "function": None}]
+    for row in (
+        {"custom_id": "a"},
+        ok(finish_reason="other"),
+        ok(tool_calls=calls, finish_reason=None, text=None),
+    ):
+        ((is_answer, line),) = lines(tmp_path, row)
+        assert is_answer
+        ChatCompletion.model_validate(line["response"]["body"], strict=True)
+
+
 def test_each_request_is_in_one_file_once(tmp_path: Path) -> None:
     rows = [
         ok(custom_id=f"id{row}") if row % 3 else failed("internal", custom_id=f"id{row}")
