@@ -161,6 +161,11 @@ def rows(run: str, row: int) -> str:
     return f"chatjobs:rows:{run}:{row // ROWS_PER_KEY}"
 
 
+def row_field(row: int, repeat: int | None) -> str:
+    """The field of a sample of a row in the hash of reserved rows."""
+    return f"{row % ROWS_PER_KEY}.{repeat}" if repeat else f"{row % ROWS_PER_KEY}"
+
+
 def custom_ids(run: str, name: str) -> str:
     """Hash of the rows of some custom_ids of a run, `name` among them, by their digests. There are
     many such hashes, so that those of a long run are small enough for compact ones."""
@@ -171,6 +176,11 @@ def custom_ids(run: str, name: str) -> str:
 def next_row(run: str) -> str:
     """The number behind all rows of a run that were given by custom_id."""
     return f"chatjobs:next-row:{run}"
+
+
+def producer(run: str) -> str:
+    """The lease of the process that enqueues the rows of a run; expires."""
+    return f"chatjobs:producer:{run}"
 
 
 def parts(run: str) -> str:

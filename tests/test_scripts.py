@@ -27,6 +27,7 @@ from jobs.store import (
     requeue,
     results_folder,
     rights,
+    run_rows,
     sessions,
     stream,
     turns,
@@ -35,6 +36,7 @@ from jobs.store import (
 )
 from jobs.store.preludes import (
     AFFINITY_LUA,
+    DELETE_JOB_LUA,
     DEPENDENTS_LUA,
     JOB_END_LUA,
     LEASE_LUA,
@@ -62,6 +64,14 @@ CASES: list[tuple[str, str, Any]] = [
     (requeue.REQUEUE, "ARGV", requeue.RequeueArgs),
     (purge.PURGE, "KEYS", purge.PurgeKeys),
     (purge.PURGE, "ARGV", purge.PurgeArgs),
+    (DELETE_JOB_LUA, "keys", purge.DeleteJobKeys),
+    (DELETE_JOB_LUA, "args", purge.DeleteJobArgs),
+    (run_rows.HOLD, "KEYS", run_rows.HoldKeys),
+    (run_rows.HOLD, "ARGV", run_rows.HoldArgs),
+    (run_rows.END_ROW, "KEYS", run_rows.EndRowKeys),
+    (run_rows.END_ROW, "ARGV", run_rows.EndRowArgs),
+    (run_rows.FORGET_ROW, "KEYS", run_rows.ForgetRowKeys),
+    (run_rows.FORGET_ROW, "ARGV", run_rows.ForgetRowArgs),
     (sessions.CREATE, "KEYS", sessions.CreateSessionKeys),
     (sessions.CREATE, "ARGV", sessions.CreateSessionArgs),
     (sessions.CUT, "KEYS", sessions.CutSessionKeys),
@@ -119,7 +129,7 @@ CASES: list[tuple[str, str, Any]] = [
 # In the order in which scripts have them in front.
 PRELUDES = (
     *(JOB_END_LUA, DEPENDENTS_LUA, QUEUE_LUA, TURNS_LUA, RESERVATIONS_LUA, STREAM_END_LUA),
-    *(TENANT_RUNNING_LUA, AFFINITY_LUA, LEASE_LUA),
+    *(DELETE_JOB_LUA, TENANT_RUNNING_LUA, AFFINITY_LUA, LEASE_LUA),
 )
 
 
@@ -189,7 +199,7 @@ def test_each_script_opens_with_a_header_that_describes_it() -> None:
 
 
 def test_each_script_compiles(redis_url: str) -> None:
-    preludes = JOB_END_LUA + TENANT_RUNNING_LUA + LEASE_LUA
+    preludes = JOB_END_LUA + DELETE_JOB_LUA + TENANT_RUNNING_LUA + LEASE_LUA
     with redis.Redis.from_url(redis_url) as client:
         for path in SCRIPTS:
             flags, body = lua.split_flags(path.read_text())

@@ -89,6 +89,7 @@ class JobOptions(Wire):
     id: Annotated[Text, AfterValidator(_job_id)] | None = None
     run: Annotated[Text, AfterValidator(_run_id)] | None = None
     row: Annotated[StrictInt, Field(ge=0)] | None = None  # row_index in the run
+    repeat: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None  # which sample of the row
     custom_id: Text | None = None  # the user's own key, copied to the result row
     target: Text | None = None  # the expected answer, copied to the result row
     session: Annotated[Text, AfterValidator(_session_id)] | None = (

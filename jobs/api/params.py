@@ -44,6 +44,7 @@ class JobFields(TypedDict, total=False):
     id: str | None
     run: str | None
     row: int | None
+    repeat: int | None
     custom_id: str | None
     target: str | None
     tenant: str | None

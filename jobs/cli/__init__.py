@@ -34,6 +34,7 @@ def build() -> click.Group:
     from jobs.cli.jobs import cancel, jobs_group
     from jobs.cli.limits import limits
     from jobs.cli.results import results
+    from jobs.cli.run import run
     from jobs.cli.score import score
     from jobs.cli.status import status
     from jobs.cli.submit import submit
@@ -41,7 +42,9 @@ def build() -> click.Group:
     group = CommandGroup(name="chatjobs", help=HELP, context_settings=context_settings())
     for plugin in sorted(entry_points(group="chatjobs.commands"), reverse=True):
         group.add_command(plugin.load())
-    for command in (chat, submit, follow, cancel, jobs_group, status, limits, results, score, diff):
+    of_jobs = (chat, submit, run, follow, cancel, jobs_group, status, limits)
+    of_results = (results, score, diff)
+    for command in (*of_jobs, *of_results):
         group.add_command(command)
     return click.version_option(package_name="chatjobs")(group)
 

@@ -1,8 +1,8 @@
-"""Rows of a Parquet file, with the values that JSON would have."""
+"""Rows of a Parquet file, or of an Arrow stream, with the values that JSON would have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 import pyarrow as pa
@@ -21,25 +21,50 @@ def parquet_rows(
     SOURCES. `columns`: gets the names of the columns."""
     try:
         source = pq.ParquetFile(file)
-        names = source.schema_arrow.names
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise invalid(f"the file has two columns {twice!r}")
-        if columns is not None:
-            columns.update(dict.fromkeys(names))
-        number = 0
-        for batch in source.iter_batches(BATCH_ROWS):
-            cells = [_values(name, batch.column(name)) for name in names]
-            for values in zip(*cells, strict=True):
-                number += 1
-                bad = next((value for value in values if isinstance(value, InvalidRequest)), None)
-                given = zip(names, values, strict=True)
-                yield (
-                    number,
-                    bad or {n: value for n, value in given if value is not None or n in SOURCES},
-                )
+        yield from _rows(source.schema_arrow, source.iter_batches(BATCH_ROWS), columns)
     except (pa.ArrowException, OSError) as error:
         raise invalid(f"not a Parquet file that can be read: {error}") from None
+
+
+def count(file: IO[bytes]) -> int:
+    """Number of rows of a Parquet file. Raises InvalidRequest."""
+    try:
+        return int(pq.read_metadata(file).num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise invalid(f"not a Parquet file that can be read: {error}") from None
+
+
+def arrow_rows(
+    file: IO[bytes], columns: dict[str, None] | None = None
+) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:
+    """The same for a stream of Arrow's IPC format, as data sets of Hugging Face are on disk."""
+    try:
+        source = pa.ipc.open_stream(pa.PythonFile(file, mode="r"))
+        yield from _rows(source.schema, source, columns)
+    except (pa.ArrowException, OSError) as error:
+        raise invalid(f"not an Arrow file that can be read: {error}") from None
+
+
+def _rows(
+    schema: Any, batches: Iterable[Any], columns: dict[str, None] | None
+) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:
+    names = schema.names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise invalid(f"the file has two columns {twice!r}")
+    if columns is not None:
+        columns.update(dict.fromkeys(names))
+    number = 0
+    for batch in batches:
+        cells = [_values(name, batch.column(name)) for name in names]
+        for values in zip(*cells, strict=True):
+            number += 1
+            bad = next((value for value in values if isinstance(value, InvalidRequest)), None)
+            given = zip(names, values, strict=True)
+            yield (
+                number,
+                bad or {n: value for n, value in given if value is not None or n in SOURCES},
+            )
 
 
 def _values(name: str, column: Any) -> list[Any]:

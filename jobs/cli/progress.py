@@ -1,5 +1,5 @@
-"""Progress of a run or of one task on stderr: a bar on a terminal, else a plain line every two
-seconds.
+"""Progress of rows or of one task on stderr: a bar on a terminal, else a plain line every two
+seconds, of a run every ten.
 
 stdout is left alone: what is written there while a bar is shown may go to a file.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from typing import Self
 
 from rich import progress
@@ -17,6 +18,8 @@ from jobs.cli.output import echo, is_terminal, printable
 from jobs.sizes import counted
 
 PLAIN_LINE_SECONDS = 2.0
+RUN_LINE_SECONDS = 10.0
+RATE_SECONDS = 30.0  # over which the speed of a run is measured
 
 
 def show_cursor() -> None:
@@ -45,9 +48,9 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def _line_due(self, now: float) -> bool:
-        """True if a plain line is to be written now, instead of a bar."""
-        if not self._plain or now - self._last_line < PLAIN_LINE_SECONDS:
+    def _line_due(self, now: float, seconds: float = PLAIN_LINE_SECONDS) -> bool:
+        """True if a plain line is to be written now, instead of a bar: each so many seconds."""
+        if not self._plain or now - self._last_line < seconds:
             return False
         self._last_line = now
         return True
@@ -82,6 +85,58 @@ class RowProgress(_Progress):
             return
         left = (self._total - done) * (now - self._started) / done
         echo(f"{done}/{counted(self._total, 'row')}{speed}, {left:.0f} s left", err=True)
+
+
+class RunProgress(_Progress):
+    """Progress of a run; `update` may be called at any rate."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__(
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("rows{task.fields[facts]}"),
+            shown=not quiet,
+        )
+        self._quiet = quiet
+        self._task = self._bar.add_task("", total=None, facts="")
+        self._marks: deque[tuple[float, int, int]] = deque()  # time, rows and tokens
+
+    def update(self, done: int, total: int | None, tokens: int, failed: int) -> None:
+        """`done`: rows that have ended, of `total`, if that is known. `tokens`: generated."""
+        now = time.monotonic()
+        rows_rate, tokens_rate = self._rates(now, done, tokens)
+        facts = f", {rows_rate:,.1f} rows/s, {tokens_rate:,.0f} tokens/s" if rows_rate else ""
+        facts += f", {failed:,} failed" if failed else ""
+        if total is not None and total > done and rows_rate:
+            facts += f", {_duration((total - done) / rows_rate)} left"
+        self._bar.update(self._task, completed=done, total=total, facts=facts)
+        if not self._quiet and self._line_due(now, RUN_LINE_SECONDS):
+            of = "" if total is None else f"/{total:,}"
+            echo(f"{done:,}{of} rows{facts}", err=True)
+
+    def note(self, text: str) -> None:
+        """Print a line above the bar."""
+        if not self._quiet:
+            shown = printable(text, err=True)
+            self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
+
+    def _rates(self, now: float, done: int, tokens: int) -> tuple[float, float]:
+        """Rows and tokens per second, over the last RATE_SECONDS."""
+        if not self._marks or now - self._marks[-1][0] >= 1.0:
+            self._marks.append((now, done, tokens))
+        while len(self._marks) > 2 and now - self._marks[0][0] > RATE_SECONDS:
+            self._marks.popleft()
+        since, rows_before, tokens_before = self._marks[0]
+        seconds = max(now - since, 1.0)
+        return (done - rows_before) / seconds, (tokens - tokens_before) / seconds
+
+
+def _duration(seconds: float) -> str:
+    """40 s, 3 min or 2 h 05 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 class TaskProgress(_Progress):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
 from difflib import get_close_matches
@@ -15,6 +15,7 @@ from jobs.api.json_values import check_json
 from jobs.api.request import ChatRequest
 from jobs.api.unsupported_fields import IGNORED_FIELDS, REFUSED_FIELDS
 from jobs.cli.field_options import SOURCES, request_fields
+from jobs.cli.id_index import IdIndex
 from jobs.cli.row_files import Row
 from jobs.errors import InvalidRequest, invalid
 from jobs.store.custom_ids import content_id
@@ -68,6 +69,8 @@ class Overrides:
     tenant: str | None = None
     delay: float | None = None
     names: Mapping[str, str] = field(default_factory=dict)  # fields by their columns, of --map
+    ignore_unknown: bool = False  # columns that are no fields and not kept, instead of refusing
+    own_ids: bool = False  # the rows get ids that no row may choose
 
 
 def read_requests(
@@ -75,9 +78,24 @@ def read_requests(
 ) -> Iterator[RequestLine | InvalidLine]:
     """Yield the request of each row, or its error. `unit`: what the numbers count; `part`: what
     the values of a row are called."""
-    ids: dict[str, int] = {}
-    custom_ids: dict[bytes, int] = {}
-    for index, (number, data) in enumerate(rows):
+    with closing(IdIndex()) as ids:
+        reader = RequestReader(overrides, ids, part)
+        for index, (number, data) in enumerate(rows):
+            yield reader.read(index, f"{unit} {number}", number, data)
+
+
+class RequestReader:
+    """Makes requests of the rows of a file. `ids`: of the rows before, of this file and others.
+    `part`: what the values of a row are called."""
+
+    def __init__(self, overrides: Overrides, ids: IdIndex, part: str = "field") -> None:
+        self._overrides, self._ids, self._part = overrides, ids, part
+
+    def read(
+        self, index: int, place: str, number: int, data: dict[str, Any] | InvalidRequest
+    ) -> RequestLine | InvalidLine:
+        """The request of a row, or its error. `index`: of the row, from 0; `place`: for people."""
+        overrides, part = self._overrides, self._part
         try:
             if isinstance(data, InvalidRequest):
                 raise data
@@ -85,38 +103,54 @@ def read_requests(
             if fields.get("model") is None:
                 raise _without_model(part, "body" in data)
             request = ChatRequest.parse(fields)
-            if request.job.id and ids.setdefault(request.job.id, number) != number:
-                raise invalid(f"job.id: {unit} {ids[request.job.id]} has the same id", "job.id")
-            _identify(request, index, number, custom_ids, unit)
+            self._check_id(request, place)
+            self._identify(request, index, place)
             size = _checked_size(request)
         except InvalidRequest as error:
             given = {} if isinstance(data, InvalidRequest) else data
-            yield InvalidLine(number, _in_terms_of_file(error, given, overrides, part))
-        else:
-            yield RequestLine(number, request, size)
+            return InvalidLine(number, _in_terms_of_file(error, given, overrides, part))
+        return RequestLine(number, request, size)
+
+    def skip(self, place: str, data: dict[str, Any] | InvalidRequest) -> None:
+        """Keep the custom_id of a row of a run that need not be read."""
+        run = self._overrides.run
+        custom_id = custom_id_of(data)
+        if run is not None and custom_id is not None:
+            self._ids.add("custom_id", f"{run}/{custom_id}", place)
+
+    def _check_id(self, request: ChatRequest, place: str) -> None:
+        if request.job.id is None:
+            return
+        if self._overrides.own_ids:
+            raise invalid("job.id: a row of chatjobs run has no id of its own: remove it", "job.id")
+        first = self._ids.add("id", request.job.id, place)
+        if first is not None:
+            raise invalid(f"job.id: {first} has the same id", "job.id")
+
+    def _identify(self, request: ChatRequest, index: int, place: str) -> None:
+        """Let custom_id identify a request that has one: its row in a run, else its content's
+        job."""
+        options = request.job
+        if options.custom_id is None:
+            return
+        if options.run is None:
+            options.id = options.id or content_id(request)
+            return
+        if options.row is None:
+            options.row = index
+        first = self._ids.add("custom_id", f"{options.run}/{options.custom_id}", place)
+        if first is not None:
+            raise invalid(
+                f"custom_id: {first} of the file has {options.custom_id!r} as well: it identifies "
+                "a row of the run, so give each its own",
+                "custom_id",
+            )
 
 
-def _identify(
-    request: ChatRequest, index: int, number: int, seen: dict[bytes, int], unit: str
-) -> None:
-    """Let custom_id identify a request that has one: its row in a run, else its content's job.
-    `seen`: the rows of the file with a custom_id in a run."""
-    options = request.job
-    if options.custom_id is None:
-        return
-    if options.run is None:
-        options.id = options.id or content_id(request)
-        return
-    if options.row is None:
-        options.row = index
-    name = f"{options.run}/{options.custom_id}".encode()
-    first = seen.setdefault(hashlib.blake2b(name, digest_size=8).digest(), number)
-    if first != number:
-        raise invalid(
-            f"custom_id: {unit} {first} of the file has {options.custom_id!r} as well: it "
-            "identifies a row of the run, so give each its own",
-            "custom_id",
-        )
+def custom_id_of(data: dict[str, Any] | InvalidRequest) -> str | None:
+    """The custom_id in a row that may be invalid."""
+    value = None if isinstance(data, InvalidRequest) else _text(data.get("custom_id"))
+    return value if isinstance(value, str) else None
 
 
 def _check_numbers(data: dict[str, Any]) -> None:
@@ -197,14 +231,16 @@ def _request_fields(data: dict[str, Any], overrides: Overrides, part: str) -> di
     known = BATCH_FIELDS if batch else (*ROW_FIELDS, *request_fields())
     kept = {name: value for name, value in data.items() if _is_kept(name, known, overrides.keep)}
     data = {name: value for name, value in data.items() if name not in kept}
-    _check_numbers(data)
     unknown = [name for name in data if name not in known]
+    if overrides.ignore_unknown and not batch:
+        data = {name: value for name, value in data.items() if name in known}
     if not batch and all(data.get(name) is None for name in SOURCES):
         empty = [one for one in SOURCES if one in data or one in overrides.names.values()]
         if empty:
             raise _empty_source(empty[0], overrides.names, part)
         raise _without_messages(kept, unknown)
-    if unknown:
+    _check_numbers(data)
+    if unknown and not overrides.ignore_unknown:
         raise _unknown(unknown[0], batch, [name for name in overrides.keep if name not in kept])
     fields = _batch_body(data) if batch else _row_fields(data)
     if kept:

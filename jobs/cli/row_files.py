@@ -1,13 +1,14 @@
-"""Files of rows: JSONL, CSV, TSV and Parquet, plain or compressed with gzip or zstd.
+"""Files of rows: JSONL, CSV, TSV, Parquet and Arrow streams, plain or compressed with gzip or zstd.
 
-They are read as a stream, several times if need be. Compression and Parquet are found by the first
-bytes, the text formats by the suffix of the name.
+They are read as a stream, several times if need be. Compression, Parquet and Arrow are found by the
+first bytes, the text formats by the suffix of the name.
 """
 
 from __future__ import annotations
 
 import codecs
 import csv
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,8 +29,10 @@ from jobs.store.rq_layout import MAX_DATA
 Row = tuple[int, dict[str, Any] | InvalidRequest]  # number from 1; the error of a row without data
 
 HEAD_BYTES = 16
+CONTENT_BYTES = 2**20  # read at once
 MAX_LINE = 2 * MAX_DATA  # bytes; a job holds MAX_DATA
 PARQUET = b"PAR1"
+ARROW_STREAM = b"\xff\xff\xff\xff"
 PARQUET_SUFFIXES = (".parquet", ".pq")
 TSV_SUFFIXES = (".tsv", ".tab")
 # Other formats by their first bytes, and what to do.
@@ -64,11 +67,13 @@ class RowFile:
         self._suffix = Path(path.stem if self._compression else name).suffix.lower()
         head = self._head()
         self._parquet = head.startswith(PARQUET)
+        self._arrow = head.startswith(ARROW_STREAM)
         if self._parquet and self._compression:  # its reader goes to and fro
             self._file, self._start, self._compression = self._copied(self._opened()), 0, None
         _refuse_foreign(head, self._suffix)
-        self.unit = "row" if self._parquet else "line"
-        json_lines = not self._parquet and self._suffix not in (".csv", *TSV_SUFFIXES)
+        binary = self._parquet or self._arrow
+        self.unit = "row" if binary else "line"
+        json_lines = not binary and self._suffix not in (".csv", *TSV_SUFFIXES)
         self.part = "field" if json_lines else "column"
 
     def __enter__(self) -> Self:
@@ -80,15 +85,28 @@ class RowFile:
     def __iter__(self) -> Iterator[Row]:
         file = self._opened()
         if self._parquet:
-            for number, data in parquet_rows(file, self.columns):
-                yield number, data if isinstance(data, InvalidRequest) else self._renamed(data)
+            yield from self._all_renamed(parquet_rows(file, self.columns))
+        elif self._arrow:
+            yield from self._all_renamed(arrow_rows(file, self.columns))
         elif self._suffix in (".csv", *TSV_SUFFIXES):
             yield from csv_rows(
                 _lines(file), self._names, self.columns, tabs=self._suffix != ".csv"
             )
         else:
-            for number, data in json_rows(_lines(file)):
-                yield number, data if isinstance(data, InvalidRequest) else self._renamed(data)
+            yield from self._all_renamed(json_rows(_lines(file)))
+
+    def content(self) -> tuple[str, int]:
+        """A digest of the content, without its compression, and the number of its lines; of the
+        rows of Parquet. Raises InvalidRequest for damaged compressed data."""
+        file, lines, last = self._opened(), 0, b""
+        digest = hashlib.blake2b(digest_size=16)
+        while chunk := file.read(CONTENT_BYTES):
+            digest.update(chunk)
+            lines, last = lines + chunk.count(b"\n"), chunk
+        lines += bool(last) and not last.endswith(b"\n")
+        if self._parquet:
+            lines = parquet_count(self._opened())
+        return digest.hexdigest(), lines
 
     def _head(self) -> bytes:
         return self._opened().read(HEAD_BYTES)
@@ -102,6 +120,10 @@ class RowFile:
         shutil.copyfileobj(file, copy)
         copy.seek(0)
         return copy
+
+    def _all_renamed(self, rows: Iterable[Row]) -> Iterator[Row]:
+        for number, data in rows:
+            yield number, data if isinstance(data, InvalidRequest) else self._renamed(data)
 
     def _renamed(self, data: dict[str, Any]) -> dict[str, Any] | InvalidRequest:
         if self._names:
@@ -308,6 +330,20 @@ def parquet_rows(file: IO[bytes], columns: dict[str, None] | None = None) -> Ite
     from jobs.cli import parquet_rows
 
     return parquet_rows.parquet_rows(file, columns)
+
+
+def arrow_rows(file: IO[bytes], columns: dict[str, None] | None = None) -> Iterator[Row]:
+    """Yield the rows of an Arrow stream. `columns`: gets the names of its columns."""
+    from jobs.cli import parquet_rows
+
+    return parquet_rows.arrow_rows(file, columns)
+
+
+def parquet_count(file: IO[bytes]) -> int:
+    """Number of rows of a Parquet file. Raises InvalidRequest."""
+    from jobs.cli import parquet_rows
+
+    return parquet_rows.count(file)
 
 
 def _text_lines(lines: Iterable[bytes]) -> Iterator[str]:

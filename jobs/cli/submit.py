@@ -73,9 +73,10 @@ class _Errors:
         return [*found, f"… and {others} more"] if others else found
 
 
-def _parse_names(
+def parse_names(
     ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]
 ) -> dict[str, str]:
+    """The fields of rows by the names of their columns, of --map."""
     from jobs.cli.requests import ROW_FIELDS
 
     known = tuple(dict.fromkeys((*SOURCES, *ROW_FIELDS, *request_fields())))
@@ -131,7 +132,7 @@ def _parse_names(
     "--map",
     "names",
     multiple=True,
-    callback=_parse_names,
+    callback=parse_names,
     metavar="COLUMN=FIELD",
     help="Column that holds a field of the rows, such as question=prompt or answer=target; "
     "repeatable.",

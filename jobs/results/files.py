@@ -188,10 +188,10 @@ class Results:
         whole = [file for file in files if file not in faults]
         if not whole:
             return ds.dataset(SCHEMA.empty_table())
-        return latest_attempts(_dataset_of(whole))
+        return latest_attempts(dataset_of(whole))
 
 
-def _dataset_of(files: list[Path]) -> ds.FileSystemDataset:
+def dataset_of(files: list[Path]) -> ds.FileSystemDataset:
     """The rows of files. Rows of a version that knew no repeats have repeat_index 0, and null in
     each other column that their file lacks."""
     import pyarrow.compute as pc

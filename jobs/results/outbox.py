@@ -10,7 +10,7 @@ can share an outbox.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from jobs.encoding import from_json, to_json
@@ -37,6 +37,7 @@ class OutboxEntry(TypedDict):
     operation: str  # name of the Operation; see `operation_of`
     run: str
     row_index: int  # unique in the run; see `row_index_of`
+    repeat_index: int  # which sample of the row; an older version writes none: 0
     attempt: int  # number of the attempt; 0: cancelled before the first
     status: Status
     request: dict[str, Any]  # JSON of the request, as submitted
@@ -98,6 +99,7 @@ def outbox_entry(
         operation=operation,
         run=run,
         row_index=row_index,
+        repeat_index=repeat_of(request),
         attempt=attempt,
         status=status,
         request=request,
@@ -176,6 +178,13 @@ def row_index_of(job_id: str, request: dict[str, Any]) -> int:
     return int.from_bytes(digest, "big") >> 2 | 2**62
 
 
-def _options(request: dict[str, Any]) -> dict[str, Any]:
+def repeat_of(request: Mapping[str, Any]) -> int:
+    """Which sample of its row a request is; 0 if it names none or an invalid one."""
+    repeat = _options(request).get("repeat")
+    valid = isinstance(repeat, int) and not isinstance(repeat, bool) and 0 <= repeat < 2**31
+    return repeat if valid else 0  # type: ignore[return-value]
+
+
+def _options(request: Mapping[str, Any]) -> dict[str, Any]:
     options = request.get("job")
     return options if isinstance(options, dict) else {}

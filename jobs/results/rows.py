@@ -86,7 +86,7 @@ def shared_columns(entry: OutboxEntry) -> Row:
         "run_id": as_text(entry.get("run")) or DEFAULT_RUN,
         "job_id": job_id,
         "row_index": row_index_of(job_id, request) if row_index is None else row_index,
-        "repeat_index": 0,
+        "repeat_index": as_int(entry.get("repeat_index"), 32) or 0,
         "attempt": as_int(entry.get("attempt"), 16) or 0,
         "request_hash": request_hash(request),
         "operation": operation_of(entry),

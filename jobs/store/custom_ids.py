@@ -145,7 +145,7 @@ class FileRows:
         with_row = [(n, job, row) for n, job, row in rows if row is not None]
         replies = self._read(
             [
-                ("hget", keys.rows(job.run, row), str(row % keys.ROWS_PER_KEY))
+                ("hget", keys.rows(job.run, row), keys.row_field(row, job.request.job.repeat))
                 for _, job, row in with_row
             ]
         )

@@ -27,7 +27,7 @@ _TYPES = (
     (r"chatjobs:custom-ids:.*", "hash"),
     (r"chatjobs:(tenant:.*|quarantine:.*|wake(?:-worker)?:.*|\{.*\}:(turns|open))", "list"),
     (r"chatjobs:(outbox:.*|\{.*\}:log)", "stream"),
-    (r"chatjobs:(reaper|recorder|results|next-row:.*)", "string"),
+    (r"chatjobs:(reaper|recorder|results|next-row:.*|producer:.*)", "string"),
     (r"chatjobs:(upkeep:.*|worker:.*|quarantine-worker:.*)", "string"),
     (r"rq:(wip|scheduled|deferred|finished|failed|canceled|executions):.*", "zset"),
     (r"rq:results:.*", "stream"),

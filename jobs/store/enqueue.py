@@ -91,6 +91,7 @@ class EnqueueKeys(NamedTuple):
     abandoned_job: str
     ids: str
     next_row: str
+    producer: str
 
 
 class EnqueueArgs(NamedTuple):
@@ -99,7 +100,7 @@ class EnqueueArgs(NamedTuple):
     data: bytes
     request_bytes: int
     message_bytes: int
-    row: int | str
+    row: str
     digest: bytes
     custom_id: bytes
     row_number: int | str
@@ -113,6 +114,7 @@ class EnqueueArgs(NamedTuple):
     max_request_bytes: int
     max_message_bytes: int
     max_session_bytes: int
+    holder: str
     session: str
     session_waits: int
 
@@ -126,6 +128,7 @@ class NewJob(NamedTuple):
     data: bytes
     digest: bytes  # of the content, of a request with a row
     by_custom_id: bool = False  # custom_id identifies the row
+    holder: str = ""  # token of the lease on the run that the caller must hold; "": none
 
     def script_keys(self, abandoned: bytes = b"") -> EnqueueKeys:
         options = self.request.job
@@ -142,6 +145,7 @@ class NewJob(NamedTuple):
             abandoned_job=job_key(self.job_of(abandoned) if abandoned else self.id),
             ids=ids,
             next_row=next_row,
+            producer=keys.producer(self.run) if self.holder else rows,
         )
 
     def all_keys(self) -> list[str]:
@@ -170,7 +174,7 @@ class NewJob(NamedTuple):
             data=self.data,
             request_bytes=self.request_bytes,
             message_bytes=self.message_bytes,
-            row="" if options.row is None else options.row % keys.ROWS_PER_KEY,
+            row="" if options.row is None else keys.row_field(options.row, options.repeat),
             digest=self.digest,
             custom_id=custom_id_digest(options.custom_id or "") if self.by_custom_id else b"",
             row_number=(options.row or 0) if self.by_custom_id else "",
@@ -184,6 +188,7 @@ class NewJob(NamedTuple):
             max_request_bytes=DEFAULTS.request_bytes,
             max_message_bytes=DEFAULTS.message_bytes,
             max_session_bytes=DEFAULTS.session_bytes,
+            holder=self.holder,
             session=options.session or "",
             session_waits=int(options.turn is not None and options.turn.wait),
         )
@@ -221,6 +226,7 @@ def _keys_of(model: str, priority: str) -> EnqueueKeys:
         abandoned_job="",
         ids="",
         next_row="",
+        producer="",
     )
 
 
@@ -255,8 +261,9 @@ def is_unwritten(reservation: bytes) -> bool:
     return len(reservation) > DIGEST_BYTES
 
 
-def new_job(request: Request, *, by_custom_id: bool = False) -> NewJob:
-    """`by_custom_id`: custom_id identifies the row of a request that has one."""
+def new_job(request: Request, *, by_custom_id: bool = False, holder: str = "") -> NewJob:
+    """`by_custom_id`: custom_id identifies the row of a request that has one. `holder`: see
+    `enqueue`."""
     content = request.to_dict()
     run, row, job_id = run_of(content), request.job.row, request.job.id
     keyed = by_custom_id and is_keyed(request)
@@ -276,7 +283,7 @@ def new_job(request: Request, *, by_custom_id: bool = False) -> NewJob:
     text = f'{text[:-2]}{comma}"id":"{job_id}"}}}}'
     call, data = encode_call(operation_for(request).func, "request", text)
     longest = max(map(len, messages), default=0)
-    return NewJob(job_id, request, run, len(call), longest, data, digest, keyed)
+    return NewJob(job_id, request, run, len(call), longest, data, digest, keyed, holder)
 
 
 def _row_job(run: str, row: int, digest: bytes) -> str:
@@ -287,6 +294,10 @@ def _row_job(run: str, row: int, digest: bytes) -> str:
 def _new_id() -> str:
     """A job id of 32 hex digits that sorts by creation time."""
     return f"{time.time_ns() // 1000:014x}{secrets.token_hex(9)}"
+
+
+class LeaseLost(Exception):
+    """Another process holds the lease on a run, or nobody does: nothing was changed."""
 
 
 class Enqueued(NamedTuple):
@@ -345,15 +356,17 @@ def enqueue(
     result_ttl: int | None = None,
     *,
     by_custom_id: bool = False,
+    holder: str = "",
 ) -> list[Enqueued | JobError]:
     """Put requests into their queues, in order. Returns their jobs, and why others are refused.
     `result_ttl`: of requests that have none. `by_custom_id`: custom_id identifies the rows of those
-    that have one.
+    that have one. `holder`: token of the lease on their run; raises LeaseLost if another process
+    holds it.
 
     A request whose job is in Redis already, by its id or its row, gives that job.
     """
     # All of them, before the first one is sent.
-    jobs = [new_job(request, by_custom_id=by_custom_id) for request in requests]
+    jobs = [new_job(one, by_custom_id=by_custom_id, holder=holder) for one in requests]
     _check_sizes(jobs)
     found: list[Enqueued | JobError] = []
     for start in range(0, len(jobs), BATCH):
@@ -431,6 +444,8 @@ def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
         return refused(job.request.job.session or "", job.request.model, reply)
     if job.by_custom_id and reply[0] in (b"row", b"row_moved"):
         return custom_id_taken(job.run, job.request.job.custom_id or "", job.request.job.row)
+    if reply[0] == b"producer":
+        raise LeaseLost(job.run)
     if reply[0] == b"row":  # with the other reservation
         return row_taken(job.run, job.request.job.row)
     reason, *numbers = [value.decode() for value in reply]

@@ -86,7 +86,7 @@ class EndArgs(NamedTuple):
     failures: str
     row: str
     run: str
-    row_field: int
+    row_field: str
     row_seconds: int
     end_id: str
     end_payload: str
@@ -195,7 +195,7 @@ class JobEnd:
             failures=json.dumps(self.failures) if self.failures else "",
             row=self.row,
             run=self.run,
-            row_field=self.row_index % keys.ROWS_PER_KEY,
+            row_field=keys.row_field(self.row_index, outbox.repeat_of(self.request)),
             row_seconds=ROW_SECONDS,
             end_id=end_id(self.attempt),
             end_payload=end_payload(self.reason, usage, self.error),

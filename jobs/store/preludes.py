@@ -15,6 +15,8 @@ QUEUE_LUA = lua.load("jobs.store", "queue", EXPIRY_LUA)  # lists in which the jo
 DEPENDENTS_LUA = lua.load("jobs.store", "dependents", QUEUE_LUA)  # jobs that wait for other jobs
 TURNS_LUA = lua.load("jobs.store", "turns")  # of sessions; behind QUEUE_LUA
 RESERVATIONS_LUA = lua.load("jobs.store", "reservations")  # rows and bytes; behind QUEUE_LUA
+# Behind QUEUE_LUA and RESERVATIONS_LUA:
+DELETE_JOB_LUA = lua.load("jobs.store", "delete_job")  # jobs that no worker runs
 TENANT_RUNNING_LUA = lua.load("jobs.store", "tenant_running")  # behind QUEUE_LUA
 AFFINITY_LUA = lua.load("jobs.store", "affinity")  # of sessions to workers; behind QUEUE_LUA
 LEASE_LUA = lua.load("jobs.store", "lease")  # of a started job; behind TENANT_RUNNING_LUA

@@ -5,7 +5,8 @@ separate process protects the worker from excessive use of resources: its addres
 to BYTES, and each rendering to a CPU time, after which the kernel kills the process, even within a
 single call of a filter.
 
-Protocol: one JSON object per line. Request: `template`, `values` (null: compile only), `seconds`.
+Protocol: one JSON object per line. Request: `template`, `values` (null: compile only), `seconds`,
+and perhaps `strict` (a name that has no value is an error).
 Reply: `text`, or the reason of a failure as one of
     invalid  the template doesn't compile
     refused  the template called raise_exception
@@ -96,8 +97,9 @@ def _to_json(
     )
 
 
-def make_environment() -> jinja2.Environment:
+def make_environment(*, strict: bool = False) -> jinja2.Environment:
     environment = ImmutableSandboxedEnvironment(
+        undefined=jinja2.StrictUndefined if strict else jinja2.Undefined,
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[Generation, "jinja2.ext.loopcontrols"],
@@ -133,12 +135,15 @@ def render(template: jinja2.Template, values: dict[str, Any]) -> dict[str, str]:
 
 def main() -> None:
     limit_memory(int(sys.argv[1]))
-    environment = make_environment()
-    compiled = lru_cache(maxsize=64)(environment.from_string)
+    environments = {strict: make_environment(strict=strict) for strict in (False, True)}
 
-    def reply_to(template: str, values: dict[str, Any] | None) -> dict[str, str]:
+    @lru_cache(maxsize=64)
+    def compiled(template: str, strict: bool) -> jinja2.Template:
+        return environments[strict].from_string(template)
+
+    def reply_to(template: str, values: dict[str, Any] | None, strict: bool) -> dict[str, str]:
         try:
-            ready = compiled(template)
+            ready = compiled(template, strict)
         except MemoryError:
             return OUT_OF_MEMORY
         except Exception as error:  # Jinja's errors, and Python's own from compile
@@ -147,7 +152,9 @@ def main() -> None:
 
     for request in limited_child.requests():
         try:
-            reply = json.dumps(reply_to(request["template"], request["values"]))
+            reply = json.dumps(
+                reply_to(request["template"], request["values"], request.get("strict", False))
+            )
         except MemoryError:
             reply = json.dumps(OUT_OF_MEMORY)
         limited_child.send(reply)

@@ -1,4 +1,5 @@
-"""Runs chat templates in a child process. See renderer.py for the limits that it enforces.
+"""Runs templates in a child process: the chat templates of models, and the prompt templates of data
+sets. See renderer.py for the limits that it enforces.
 
 The child is started with the first template, and again after a template has exceeded a limit.
 """
@@ -7,24 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 from jobs.errors import JobError, invalid
+from jobs.install import command_for
 from worker.prompt.limited_process import Ended, LimitedProcess
 
 RENDER_SECONDS = 2.0  # CPU time of one rendering
 RENDER_BYTES = 2 * 2**30  # address space of the child
-WHOSE = "the model's chat template"
+KIND = "chat template"
+WHOSE = f"the model's {KIND}"
 REMEDY = "; put a valid chat_template.jinja into its folder, or start it with --chat-template FILE"
 MAX_REASON = 300  # characters of a template's reason in an error message
 
 
 class Sandbox:
-    """Renders templates in a child process, one at a time. Thread-safe."""
+    """Renders templates in a child process, one at a time. Thread-safe.
 
-    def __init__(self) -> None:
+    `kind`, `whose`, `given` and `remedy`: for errors, what the templates are, whose they are, what
+    they get, and what to do about a broken one. `strict`: a name that has no value is an error.
+    """
+
+    def __init__(
+        self,
+        kind: str = KIND,
+        whose: str = WHOSE,
+        given: str = "messages",
+        remedy: str = REMEDY,
+        *,
+        strict: bool = False,
+    ) -> None:
+        self._whose, self._given, self._remedy = whose, given, remedy
+        self._strict = strict
         self._child = LimitedProcess(
-            "the process that renders chat templates", "worker.prompt.renderer", RENDER_BYTES
+            f"the process that renders {kind}s", "worker.prompt.renderer", RENDER_BYTES
         )
 
     def check(self, template: str) -> None:
@@ -32,7 +50,7 @@ class Sandbox:
         try:
             template.encode()
         except UnicodeEncodeError:
-            raise _broken("contains half a character (a lone surrogate)") from None
+            raise self._broken("contains half a character (a lone surrogate)") from None
         self._request(template, None)
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
@@ -41,7 +59,12 @@ class Sandbox:
         return self._request(template, values)
 
     def _request(self, template: str, values: Mapping[str, Any] | None) -> str:
-        request = {"template": template, "values": values, "seconds": RENDER_SECONDS}
+        request = {
+            "template": template,
+            "values": values,
+            "seconds": RENDER_SECONDS,
+            "strict": self._strict,
+        }
         try:
             reply = self._child.exchange(request, last="endless")
         except Ended as ended:
@@ -52,17 +75,19 @@ class Sandbox:
             return str(reply["text"])
         match {kind: _shortened(str(reason)) for kind, reason in reply.items()}:
             case {"invalid": reason}:
-                raise _broken(f"is not valid Jinja ({reason})")
+                raise self._broken(f"is not valid Jinja ({reason})")
             case {"refused": reason}:
-                raise invalid(f"the model's chat template refuses: {reason}", "messages")
+                raise invalid(f"{self._whose} refuses: {reason}", self._given)
             case {"escaped": reason}:
-                raise _broken(f"is blocked by the sandbox: {reason}")
+                raise self._broken(f"is blocked by the sandbox: {reason}")
             case {"failed": reason}:
-                fact = f"the model's chat template fails on these messages: {reason}"
-                raise invalid(fact, "messages")
+                raise invalid(f"{self._whose} fails on these {self._given}: {reason}", self._given)
             case {"endless": reason}:
-                raise _broken(f"exceeds the limits of the sandbox: {reason}")
-        raise JobError("internal", f"the process that renders chat templates replied {reply!r}")
+                raise self._broken(f"exceeds the limits of the sandbox: {reason}")
+        raise JobError("internal", f"the process that renders templates replied {reply!r}")
+
+    def _broken(self, fact: str) -> JobError:
+        return JobError("unsupported_model", f"{self._whose} {fact}{self._remedy}")
 
 
 def _shortened(reason: str) -> str:
@@ -79,5 +104,10 @@ def shared_sandbox() -> Sandbox:
     return Sandbox()
 
 
-def _broken(fact: str) -> JobError:
-    return JobError("unsupported_model", f"{WHOSE} {fact}{REMEDY}")
+def for_rows() -> Sandbox:
+    """A sandbox for the prompt template of a data set; `chatjobs run` finds it through the
+    entry-point group chatjobs.templates. Raises JobError without Jinja."""
+    if find_spec("jinja2") is None:
+        command = command_for("worker")
+        raise JobError("unavailable", f"templates need Jinja, and it is not installed: {command}")
+    return Sandbox("prompt template", "the prompt template", "columns", "", strict=True)

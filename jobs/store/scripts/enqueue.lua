@@ -21,6 +21,7 @@
 --       abandoned_job: hash of the job of the reservation `abandoned`
 --       ids: hash of the rows of some custom_ids; rows if no custom_id identifies this row
 --       next_row: number behind all rows that were given by custom_id; rows if none identifies this row
+--       producer: the lease on the run; rows if the caller needs none
 -- ARGV  job_id: id of the job
 --       model: name of the model, for limits of its own
 --       data: field of the hash; it tells this job from another one of this id
@@ -36,13 +37,15 @@
 --       ttl: milliseconds to live from the time when it is queued; '' for no limit
 --       max_jobs, max_bytes, max_request_bytes, max_message_bytes, max_session_bytes: limits that no
 --       operator has set
+--       holder: token of the process that holds the lease on the run; '' if the caller needs none
 --       session, session_waits: its session, '' for none, and '1' if it may wait for other jobs of it
 --       hash_fields…: field, value, … of the rest of the hash
 -- Returns {'enqueued'}; {'same'} if the job is there already; {'ended'} if its row is reserved by the
 --       same request, and the job has ended and left Redis; {'id'} if another job has the id; {'row',
---       reservation} if another request has the row; {'row_moved'} if the custom_id has another row; a
---       refusal of join_session; or a limit that the job exceeds: {name, value, limit}. No job or
---       reservation has changed unless it returns 'enqueued', also after the error of a command.
+--       reservation} if another request has the row; {'row_moved'} if the custom_id has another row;
+--       {'producer'} if another process holds the lease on the run; a refusal of join_session; or a limit
+--       that the job exceeds: {name, value, limit}. No job or reservation has changed unless it returns
+--       'enqueued', also after the error of a command.
 --
 -- Idempotent: the client library resends a script when the connection breaks before the reply.
 --
@@ -51,11 +54,13 @@
 -- the whole script: it has no flag allow-oom.
 local job, queue, wip, quarantine, scheduled, deferred, other_queue, other_wip, other_quarantine,
   other_scheduled, other_deferred, queues, log, results, open_bytes, limits, rows, deadlines,
-  abandoned_job, ids, next_row = unpack(KEYS)
+  abandoned_job, ids, next_row, producer = unpack(KEYS)
 local job_id, model, data, request_bytes, message_bytes, row, digest, custom_id, row_number,
   row_seconds, abandoned, at, delay, ttl, max_jobs, max_bytes, max_request_bytes, max_message_bytes,
-  max_session_bytes, session, session_waits = unpack(ARGV)
-local hash_fields = {unpack(ARGV, 22)}
+  max_session_bytes, holder, session, session_waits = unpack(ARGV)
+local hash_fields = {unpack(ARGV, 23)}
+
+if holder ~= '' and redis.call('GET', producer) ~= holder then return {'producer'} end
 
 local refused = refuse_custom_id(ids, next_row, custom_id, row_number)
 if refused then return refused end

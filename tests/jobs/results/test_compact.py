@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from jobs import JobError, Results, keys
 from jobs.cli import build
 from jobs.results import compact as module
-from jobs.results.compact import compact
+from jobs.results.compact import compact, remove_rows
 from tests.jobs.results.test_latest import row, write
 
 
@@ -111,3 +111,14 @@ def test_the_command(results: Results, redis_url: str, client: Any) -> None:
     assert "Missing argument 'RUN'" in CliRunner().invoke(build(), ["results", "compact"]).stderr
     assert "compact" in CliRunner().invoke(build(), ["results", "--help"]).stdout
     assert CliRunner().invoke(build(), ["results", "a", "b"]).exit_code == 2
+
+
+def test_rows_are_removed_from_the_files_that_have_them(results: Results) -> None:
+    before = {file.name for file in results.files("r")}
+    assert remove_rows(results, "r", lambda row, repeat: row in (1, 4, 5)) == 2
+    assert numbers(results) == [0, 2, 3, 6, 7, 8, 9, 10, 11]
+    after = {file.name for file in (results.root / "r/samples").iterdir()}
+    assert len(after) == 3 and len(after & before) == 2
+    assert remove_rows(results, "r", lambda row, repeat: row == 1) == 0
+    assert remove_rows(results, "r", lambda row, repeat: True) == 3
+    assert numbers(results) == []

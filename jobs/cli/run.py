@@ -1,0 +1,503 @@
+"""`chatjobs run`: a data set in, a run of rows in Parquet out; the same command again goes on."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobs.cli.failures import Failure, Interrupted, Unavailable, WrongInput
+from jobs.cli.field_options import fields_option
+from jobs.cli.interrupts import interrupts_call
+from jobs.cli.options import (
+    check_run,
+    client,
+    json_option,
+    quiet_option,
+    redis_option,
+    results_option,
+)
+from jobs.cli.output import echo, print_json
+from jobs.cli.submit import parse_names
+from jobs.sizes import counted
+
+if TYPE_CHECKING:
+    from jobs import Client, Results
+    from jobs.cli.data_set import Columns, DataSet
+    from jobs.cli.progress import RunProgress
+    from jobs.cli.requests import Overrides
+    from jobs.runs.audit import Audit
+    from jobs.runs.producer import Progress
+    from jobs.store.run_rows import Holder
+
+QUIET_SECONDS = (
+    3.0  # without a row that ends, before the first notice of why, and between two looks
+)
+FIRST_FAILURES = 100  # rows that must have ended before a rate of errors stops a run
+WINDOW_ROWS = 2000
+SECRET = re.compile(r"://[^@/\s]*@")
+
+
+def _parse_examples(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[Path, int] | None:
+    if value is None:
+        return None
+    name, colon, count = value.rpartition(":")
+    if not colon or not name or not count.isdecimal() or int(count) < 1:
+        raise click.BadParameter(f"{value!r} is not FILE:N, such as train.jsonl:5")
+    if not Path(name).is_file():
+        raise click.BadParameter(f"no file {name!r}")
+    return Path(name), int(count)
+
+
+@click.command()
+@click.argument("dataset", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "-m", "--model", metavar="M", help="Model of all requests, instead of the model in each row."
+)
+@click.option(
+    "--run", "run_id", metavar="ID", callback=check_run, help="Run. [default: <dataset>-<model>]"
+)
+@click.option("--split", metavar="NAME", help="Split of a folder that has several.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N rows.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Short for -o max_tokens=N."
+)
+@fields_option(
+    {
+        "model": "--model",
+        "messages": "DATASET",
+        "job": "chatjobs run",
+        "seed": "--seed",
+        "priority": "chatjobs run: rows of a run are bulk jobs",
+    }
+)
+@click.option(
+    "--map",
+    "names",
+    multiple=True,
+    callback=parse_names,
+    metavar="COLUMN=FIELD",
+    help="Column that holds a field of the rows, such as question=prompt or answer=target; "
+    "repeatable.",
+)
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="COLUMN",
+    help="Column to write to the metadata of the results; repeatable, '*' keeps all.",
+)
+@click.option(
+    "--template",
+    "template_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Jinja template that makes the prompt of each row from its columns.",
+)
+@click.option(
+    "--few-shot",
+    callback=_parse_examples,
+    metavar="FILE:N",
+    help="Examples before each prompt: the first N rows of FILE, with their targets as answers.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(-(2**63), 2**63 - 1),
+    metavar="N",
+    help="Seed of the run: each row gets a seed of its own from it.",
+)
+@click.option(
+    "--num-samples",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="K",
+    help="Answers to each row, as jobs of their own: column repeat_index. [default: 1]",
+)
+@click.option(
+    "--retry-failed", is_flag=True, help="Run the rows again that have failed or were cancelled."
+)
+@click.option(
+    "--max-error-rate",
+    type=click.FloatRange(min=0, max=1),
+    metavar="R",
+    help="Stop when more than this part of the rows has failed, after at least "
+    f"{FIRST_FAILURES} rows; exit code 0 if fewer have failed at the end. [default: go on, and "
+    "exit code 1 if any has failed]",
+)
+@click.option(
+    "--window",
+    type=click.IntRange(min=1),
+    default=WINDOW_ROWS,
+    show_default=True,
+    metavar="N",
+    help="Rows in Redis at once that have not ended.",
+)
+@json_option
+@quiet_option
+@results_option
+@redis_option
+def run(
+    dataset: Path,
+    model: str | None,
+    run_id: str | None,
+    split: str | None,
+    limit: int | None,
+    max_tokens: int | None,
+    fields: dict[str, Any],
+    names: dict[str, str],
+    keep: tuple[str, ...],
+    template_file: Path | None,
+    few_shot: tuple[Path, int] | None,
+    seed: int | None,
+    num_samples: int,
+    retry_failed: bool,
+    max_error_rate: float | None,
+    window: int,
+    as_json: bool,
+    quiet: bool,
+    results: str,
+    redis_url: str,
+) -> None:
+    """Run all rows of DATASET and wait until they are in Parquet, with one row for each.
+
+    DATASET is a file as chatjobs submit takes it, or a folder of a Hugging Face data set. Columns
+    named messages, prompt or text hold the request, question and answer the prompt and the expected
+    answer; others are named with --map. A row that is no request becomes a row with an error.
+
+    The same command again goes on where it was, and does nothing for a run that is done. At the end
+    the rows in the files are counted: exit code 1 if one is missing, there twice, or has failed.
+    """
+    from jobs import Results
+    from jobs.cli.data_set import DataSet, read_examples, with_conventions
+    from jobs.cli.data_set_files import data_files
+    from jobs.cli.requests import Overrides
+    from jobs.cli.row_templates import RowTemplate
+    from jobs.errors import InvalidRequest
+
+    if max_tokens is not None:
+        if "max_tokens" in fields:
+            raise click.UsageError("--max-tokens and -o max_tokens exclude each other: give one")
+        fields = {**fields, "max_tokens": max_tokens}
+    name = run_id or _default_name(dataset, split, model)
+    overrides = Overrides(
+        model, name, None, fields, keep, names=names, ignore_unknown=True, own_ids=True
+    )
+    store = Results(results)
+    try:
+        files = data_files(dataset, split)
+        overrides = with_conventions(overrides, files)
+        template = None
+        if template_file is not None:
+            template = RowTemplate(_read_text(template_file), overrides.names)
+        examples, shots = None, None
+        if few_shot is not None:
+            examples, digest = read_examples(*few_shot, overrides, template)
+            shots = {"content": digest, "count": few_shot[1]}
+        source = click.get_current_context().with_resource(
+            DataSet(
+                files,
+                overrides,
+                limit=limit,
+                template=template,
+                examples=examples,
+                seed=seed,
+                samples=num_samples,
+            )
+        )
+        columns = source.check()
+        content, count = source.content()
+        configuration = _configuration(overrides, content, limit) | {
+            "template": None if template is None else template.text,
+            "few-shot": shots,
+            "seed": seed,
+            "num-samples": num_samples,
+        }
+        with client(redis_url, quiet=quiet) as connected:
+            _check_folder(connected, store)
+            _Run(
+                connected,
+                store,
+                name,
+                source,
+                configuration,
+                columns,
+                count,
+                quiet=quiet,
+                max_error_rate=max_error_rate,
+                window=window,
+            ).run(retry_failed=retry_failed, as_json=as_json)
+    except InvalidRequest as error:
+        raise WrongInput(f"{dataset}: {error.message}") from None
+
+
+class _Run:
+    """One call of the command: the producer, what the user sees of it, and the audit."""
+
+    def __init__(
+        self,
+        connected: Client,
+        store: Results,
+        name: str,
+        source: DataSet,
+        configuration: dict[str, Any],
+        columns: Columns,
+        count: int,
+        *,
+        quiet: bool,
+        max_error_rate: float | None,
+        window: int,
+    ) -> None:
+        from jobs.runs.run_file import RunFile
+        from jobs.runs.written_rows import WrittenRows
+        from jobs.store.run_rows import RunRows
+
+        self._connected, self._store, self._name = connected, store, name
+        self._source, self._configuration = source, configuration
+        self._columns, self._count = columns, count
+        self._quiet, self._max_error_rate, self._window = quiet, max_error_rate, window
+        self._file = RunFile(store, name)
+        self._rows = RunRows(connected.redis, name)
+        self._written = WrittenRows(store, name, source.samples)
+
+    def run(self, *, retry_failed: bool, as_json: bool) -> None:
+        from jobs.cli.progress import RunProgress
+        from jobs.runs.audit import audit
+        from jobs.runs.producer import Producer
+        from jobs.runs.retry import remove_failed
+
+        self._file.check(self._configuration)
+        stopping: list[str] = []  # why, once the run is to stop
+        retries = [True] if retry_failed else []
+        before: list[int] = []  # rows that were done when the run began
+
+        def begin() -> None:
+            self._file.check(self._configuration)  # another process may have begun the run
+            self._file.write(self._configuration, "running")
+            if retries:
+                remove_failed(self._store, self._rows, self._written)
+                retries.clear()
+            self._written.refresh()
+            before.append(len(self._written.rows))
+
+        def interrupt() -> bool:
+            if stopping:
+                return False
+            stopping.append("interrupted")
+            return True
+
+        with RunProgress(quiet=self._quiet) as progress, interrupts_call(interrupt):
+            watcher = _Watcher(
+                self._connected,
+                self._store,
+                self._name,
+                self._columns.models,
+                progress,
+                stopping,
+            )
+            watcher.total, watcher.max_error_rate = self._count, self._max_error_rate
+            if self._columns.unused:
+                unused = ", ".join(self._columns.unused)
+                progress.note(f"columns that are not used (--keep writes them): {unused}")
+            producer = Producer(
+                self._rows, self._written, self._source, watcher, window=self._window, begin=begin
+            )
+            try:
+                end = producer.run()
+            except KeyboardInterrupt:
+                raise self._interrupted("rows in Redis go on") from None
+            except Exception:
+                if stopping:
+                    raise self._interrupted("rows in Redis go on") from None
+                raise
+        if end == "stopped":
+            self._file.write(self._configuration, "interrupted")
+            if stopping[0] == "interrupted":
+                raise self._interrupted("no row is left in Redis")
+            raise Failure(f"{stopping[0]}; {self._go_on()}")
+        found = audit(self._store, self._name, producer.total or 0, self._source.samples)
+        self._file.write(
+            self._configuration, "done", audit=found.to_dict(), **_versions(self._store, self._name)
+        )
+        self._report(found, before[0] if before else 0, as_json)
+
+    def _report(self, found: Audit, before: int, as_json: bool) -> None:
+        if as_json:
+            print_json({"run": self._name, **found.to_dict(), "holds": found.holds})
+        else:
+            echo(f"{self._name}: {found}")
+        if not self._quiet and not as_json and before >= found.rows:
+            echo("nothing to do: all rows were done before", err=True)
+        if not found.holds:
+            raise Failure(f"the rows of run {self._name} are not those of the data set: {found}")
+        if found.failed and not self._within_rate(found):
+            errors = self._written.errors.most_common()
+            kinds = ", ".join(f"{code} {count:,}" for code, count in errors)
+            raise Failure(
+                f"{found.failed:,} of {counted(found.rows, 'row')} failed ({kinds}): "
+                f"chatjobs results {self._name} --json has the errors, and --retry-failed runs "
+                "these rows again"
+            )
+
+    def _within_rate(self, found: Audit) -> bool:
+        rate = self._max_error_rate
+        return rate is not None and found.failed <= rate * found.rows
+
+    def _interrupted(self, left: str) -> Interrupted:
+        self._written.refresh()
+        done = f"{len(self._written.rows):,} of about {self._count:,} rows are done"
+        return Interrupted(f"interrupted; {done}, and {left}; {self._go_on()}")
+
+    def _go_on(self) -> str:
+        words = [SECRET.sub("://…@", word) for word in sys.argv[1:]]
+        return f"this goes on: chatjobs {shlex.join(words)}"
+
+
+class _Watcher:
+    """Shows progress and says why there is none."""
+
+    def __init__(
+        self,
+        connected: Client,
+        store: Results,
+        name: str,
+        models: tuple[str, ...],
+        progress: RunProgress,
+        stopping: list[str],
+    ) -> None:
+        self._connected, self._store = connected, store
+        self._name, self._models = name, models
+        self._progress, self._stopping = progress, stopping
+        self.total = 0  # about
+        self.max_error_rate: float | None = None
+        self._done = -1
+        self._look_at = 0.0  # monotonic: when to look for a reason
+        self._said = ""
+
+    def update(self, progress: Progress) -> bool:
+        self._progress.update(
+            progress.done, progress.total or self.total, progress.tokens, progress.failed
+        )
+        from redis import RedisError
+
+        now = time.monotonic()
+        if progress.done != self._done:
+            self._done, self._look_at = progress.done, now + QUIET_SECONDS
+        elif now >= self._look_at:
+            self._look_at = now + QUIET_SECONDS
+            self._say(self._reason(progress))
+            with suppress(RedisError):  # workers may have begun with another folder
+                _check_folder(self._connected, self._store)
+        self._check_rate(progress)
+        if self._stopping and progress.running:
+            self._say(
+                f"{self._stopping[0]}: waiting for {counted(progress.running, 'row')} that run; "
+                "Ctrl-C again does not wait"
+                if self._stopping[0] == "interrupted"
+                else f"{self._stopping[0]}: waiting for the rows that run"
+            )
+        return not self._stopping
+
+    def waits_for(self, holder: Holder) -> None:
+        self._say(
+            f"{holder} enqueues the rows of run {self._name}: waiting until it has ended, or has "
+            "been silent for 15 s"
+        )
+
+    def _check_rate(self, progress: Progress) -> None:
+        rate = self.max_error_rate
+        if rate is None or self._stopping or progress.done < FIRST_FAILURES:
+            return
+        if progress.failed > rate * progress.done:
+            self._stopping.append(
+                f"{progress.failed:,} of {progress.done:,} rows have failed, more than "
+                f"--max-error-rate {rate:g}"
+            )
+
+    def _reason(self, progress: Progress) -> str:
+        """Why no row ends; "" if there is no reason that is known."""
+        from jobs.cli.waiting import Rows, reason_of_rows
+        from jobs.client.serving import nobody_serves
+        from jobs.store.worker_status import published
+
+        with suppress(Exception):  # the producer itself meets the faults of Redis
+            if progress.running:
+                workers = published(self._connected.redis)
+                for model in self._models:
+                    if model not in workers.served:
+                        return f"{nobody_serves(model, workers)}: the run waits until one does"
+            elif progress.unwritten:
+                return reason_of_rows(self._connected.connection, Rows((self._name,)))
+        return ""
+
+    def _say(self, text: str) -> None:
+        if text and text != self._said:
+            self._said = text
+            self._progress.note(text)
+
+
+def _default_name(dataset: Path, split: str | None, model: str | None) -> str:
+    """The name of a run that is not named: the same for the same data set and model."""
+    from jobs.keys import RUN_ID
+
+    name = dataset.resolve().name
+    for suffix in reversed(dataset.suffixes if dataset.is_file() else []):
+        name = name.removesuffix(suffix)
+    parts = [name, split or "", (model or "").rstrip("/").rpartition("/")[2]]
+    found = "-".join(re.sub(r"[^A-Za-z0-9_.-]+", "-", part) for part in parts if part)
+    found = found.lstrip(".-")[:100]
+    if not RUN_ID.fullmatch(found):
+        raise click.UsageError("the data set has no name that a run can have: name it with --run")
+    return found
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file} is not UTF-8 text: {error.reason}") from None
+
+
+def _configuration(overrides: Overrides, content: str, limit: int | None) -> dict[str, Any]:
+    """What decides on the answers of a run."""
+    return {
+        "mode": "chat",
+        "model": overrides.model,
+        "data set": {"content": content},
+        "limit": limit,
+        "options": dict(sorted(overrides.fields.items())),
+        "map": dict(sorted(overrides.names.items())),
+        "keep": sorted(overrides.keep),
+    }
+
+
+def _check_folder(connected: Client, store: Results) -> None:
+    """Refuse a folder that the workers of this Redis do not write to."""
+    from jobs.store.results_folder import read_id, read_record
+
+    record = read_record(connected.redis)
+    if record is None or record.id == read_id(store.root):
+        return
+    raise Unavailable(
+        f"{store.root.absolute()} is not the results folder of the workers on this Redis, which is "
+        f"{record.path} on {record.host}: select that folder with --results DIR, on a disk that "
+        "this machine shares"
+    )
+
+
+def _versions(store: Results, name: str) -> dict[str, Any]:
+    """The engine of the first row that was generated, for run.json; empty if none was."""
+    from jobs.runs.written_rows import read_columns
+
+    names = ("schema_version", "engine", "engine_version", "torch_version")
+    broken = store.broken(name)
+    whole = (file for file in store.files(name) if file not in broken)
+    rows = (values for file in whole for values in read_columns(file, names))
+    found = next((values for values in rows if values[1] is not None), None)
+    return {} if found is None else dict(zip(names, found, strict=True))

@@ -1,0 +1,99 @@
+"""Counts the rows of a run in its files, and compares them with the rows of its data set."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jobs.results.files import Results
+from jobs.runs.row_set import RowSet
+from jobs.runs.written_rows import WrittenRows, read_columns
+
+COLUMNS = ("row_index", "repeat_index", "choice_index", "status")
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """rows_in: of the data set. samples: of each row. rows: samples that are in the files. missing:
+    samples that are not. twice: samples of which a choice is there twice. failed: samples with an
+    error, or that were cancelled. foreign: rows in the files that the data set does not have.
+    broken: files that can't be read."""
+
+    rows_in: int
+    samples: int
+    rows: int
+    missing: int
+    twice: int
+    failed: int
+    foreign: int
+    broken: int
+
+    @property
+    def holds(self) -> bool:
+        """True if each sample of the data set is in the files once."""
+        return not (self.missing or self.twice or self.foreign or self.broken)
+
+    def __str__(self) -> str:
+        more = f", {self.foreign:,} foreign" if self.foreign else ""
+        more += f", {self.broken:,} files that can't be read" if self.broken else ""
+        times = f" with {self.samples:,} samples each" if self.samples > 1 else ""
+        return (
+            f"{self.rows_in:,} in{times}, {self.rows:,} rows, {self.missing:,} missing, "
+            f"{self.twice:,} twice, {self.failed:,} failed{more}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def audit(results: Results, run: str, rows_in: int, samples: int = 1) -> Audit:
+    """Read all files of a run. Memory: a few bits a row, and the numbers of those that occur
+    twice."""
+    number_of = WrittenRows(results, run, samples).number_of
+    expected = rows_in * samples
+    choices: dict[int, RowSet] = {}  # the samples of each choice_index
+    failed = RowSet()
+    again: set[int] = set()
+    foreign = 0
+    broken = results.broken(run)
+    for file in results.files(run):
+        if file in broken:
+            continue
+        for row, repeat, choice, status in read_columns(file, COLUMNS):
+            number = number_of(row, repeat)
+            if number is None or number >= expected:
+                foreign += 1
+                continue
+            if not choices.setdefault(choice, RowSet()).add(number):
+                again.add(number)
+            if status != "ok":
+                failed.add(number)
+    twice = _count_twice(results, run, number_of, again, failed) if again else 0
+    rows = len(choices.get(0, ()))
+    return Audit(rows_in, samples, rows, expected - rows, twice, len(failed), foreign, len(broken))
+
+
+def _count_twice(
+    results: Results,
+    run: str,
+    number_of: Callable[[int, int], int | None],
+    again: set[int],
+    failed: RowSet,
+) -> int:
+    """How many of these samples the readers of `Results` see twice: they drop older attempts at a
+    job. Corrects `failed`."""
+    keys: Counter[tuple[int, int]] = Counter()
+    for number in again:
+        failed.discard(number)
+    for batch in results.dataset(run).to_batches(columns=list(COLUMNS)):
+        values = zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True)
+        for row, repeat, choice, status in values:
+            found = number_of(row, repeat)
+            if found is None or found not in again:
+                continue
+            keys[found, choice] += 1
+            if status != "ok":
+                failed.add(found)
+    return len({number for (number, _), count in keys.items() if count > 1})

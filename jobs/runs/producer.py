@@ -1,0 +1,284 @@
+"""Enqueues the rows of a data set, a bounded window at a time, until all are in Parquet.
+
+What is done is in the files: a producer begins by reading them, and enqueues the rows that are in
+none. One producer at a time holds the lease on a run; when it loses it, it begins anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeVar
+
+import redis
+from redis.exceptions import OutOfMemoryError
+
+from jobs import keys
+from jobs.errors import JobError
+from jobs.operations import CHAT
+from jobs.results.outbox import OutboxEntry, outbox_entry
+from jobs.runs.source import RowSource, SourceRow
+from jobs.runs.window import Window
+from jobs.runs.written_rows import WrittenRows
+from jobs.store.enqueue import Enqueued, LeaseLost
+from jobs.store.run_rows import Holder, RowJob, RowState, RunRows
+
+WINDOW_ROWS = 2000  # jobs that have not ended
+CHUNK_BYTES = 8 * 2**20  # of requests that are enqueued at once
+RENEW_SECONDS = 3.0  # between two renewals of the lease
+POLL_SECONDS = 0.1  # between two looks at Redis and the files
+FULL_SECONDS = 0.5  # pause while a queue or Redis is full
+OUTAGE_SECONDS = 0.5  # pause while Redis can't be reached
+
+End = Literal["done", "stopped"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """In samples. done: those that have ended, also of earlier calls. total: of the data set, None
+    until its end was read. tokens: generated for rows in Parquet."""
+
+    done: int
+    failed: int
+    total: int | None
+    running: int
+    unwritten: int
+    tokens: int
+
+
+class Watcher(Protocol):
+    """Sees what a producer does, and may stop it."""
+
+    def update(self, progress: Progress) -> bool:
+        """Called often. False: enqueue no more, and return when the rows that run have ended."""
+
+    def waits_for(self, holder: Holder) -> None:
+        """Another process enqueues the rows of this run."""
+
+
+class Producer:
+    """Runs one data set. `window`: rows whose jobs have not ended, at most."""
+
+    def __init__(
+        self,
+        rows: RunRows,
+        written: WrittenRows,
+        source: RowSource,
+        watcher: Watcher,
+        *,
+        window: int = WINDOW_ROWS,
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`begin`: called with the lease, before the first row is enqueued; may raise."""
+        self._rows, self._written = rows, written
+        self._source, self._watcher, self._size = source, watcher, window
+        self._begin = begin
+        self._window = Window(rows, written)
+        self._total: int | None = None
+        self._read = 0  # samples of this pass over the data set
+        self._going = True
+        self._next_renewal = self._next_poll = 0.0
+
+    @property
+    def total(self) -> int | None:
+        """Number of rows of the data set; None until its end was read."""
+        return None if self._total is None else self._total // self._source.samples
+
+    def run(self) -> End:
+        """Return when each row is in a file, or when the watcher has stopped it.
+
+        Raises InvalidRequest if the data set can't be read to its end, and JobError if rows can't
+        be enqueued. Rows that are enqueued go on then.
+        """
+        try:
+            while True:
+                try:
+                    if not self._acquire():
+                        return "stopped"
+                    self._retry(self._begin)
+                    while not self._pass():
+                        if not self._going:
+                            return "stopped"
+                    return "done"
+                except LeaseLost:
+                    continue
+        finally:
+            with suppress(redis.RedisError):  # the lease expires
+                self._rows.release()
+
+    def _acquire(self) -> bool:
+        """Wait for the lease. False if the watcher does not want to."""
+        while (holder := self._retry(self._rows.hold)) is not None:
+            self._watcher.waits_for(holder)
+            self._written.refresh()
+            if not self._report():
+                return False
+            time.sleep(1.0)
+        self._next_renewal = time.monotonic() + RENEW_SECONDS
+        self._window = Window(self._rows, self._written)
+        self._written.clear()  # the holder before may have removed rows
+        return True
+
+    def _pass(self) -> bool:
+        """Go through the data set once. True if all its rows are in files."""
+        self._written.refresh()
+        source = self._source.read(self._is_wanted)
+        self._read = 0
+        at_end = False
+        while True:
+            self._tick()
+            room = self._size - self._window.open
+            if self._going and not at_end and room >= max(1, self._size // 2):
+                chunk, at_end = self._take(source, room)
+                self._send(chunk)
+                if at_end:
+                    self._total = self._read
+                continue
+            if not self._going:
+                self._retry(self._window.withdraw)
+            if not len(self._window) and (at_end or not self._going):
+                break
+            if self._window.ended and not self._window.open:
+                self._retry(self._rows.want)
+            time.sleep(POLL_SECONDS)
+        return at_end and self._written.rows.has_all(self._read)
+
+    def _is_wanted(self, number: int) -> bool:
+        return number not in self._written.rows and number not in self._window
+
+    def _take(self, source: Iterator[SourceRow | None], count: int) -> tuple[list[SourceRow], bool]:
+        """The next rows that are to be enqueued, and whether the data set has no more."""
+        chunk: list[SourceRow] = []
+        size = 0
+        for row in source:
+            self._read += 1
+            if not self._read & 0xFF:
+                self._tick()
+            if row is not None:
+                chunk.append(row)
+                size += row.size
+            if len(chunk) >= count or size > CHUNK_BYTES or not self._going:
+                return chunk, False
+        return chunk, True
+
+    def _send(self, chunk: list[SourceRow]) -> None:
+        """Enqueue rows, those with a common beginning one after the other, so that workers compute
+        it once. Rows without a request are ended."""
+        self._end([row for row in chunk if row.error is not None])
+        left = sorted((row for row in chunk if row.error is None), key=_prefix)
+        while left:
+            requests = [row.request for row in left if row.request is not None]
+            found = self._retry(lambda sent=requests: self._rows.enqueue(sent))  # type: ignore[misc]
+            again = [row for row, one in zip(left, found, strict=True) if not self._took(row, one)]
+            if again:
+                self._tick()
+                time.sleep(FULL_SECONDS)
+            left = again if self._going else []
+
+    def _took(self, row: SourceRow, found: Enqueued | JobError) -> bool:
+        """False if the row must be sent again, since a queue is full."""
+        assert row.request is not None
+        queue = keys.queue(row.request.model, row.request.job.priority)
+        if isinstance(found, Enqueued):
+            add = self._window.add_ended if found.ended_before else self._window.add
+            add(row.number, RowJob(row.row, row.repeat, found.id, queue))
+        elif found.code == "queue_full":
+            return False
+        elif found.param == "job.row":
+            self._refuse_taken(row, queue, found)
+        else:
+            self._end([replace(row, error=found)])
+        return True
+
+    def _refuse_taken(self, row: SourceRow, queue: str, error: JobError) -> None:
+        """Another request has the row. If its job has ended, it is on its way to Parquet, or the
+        files have lost it. Raises JobError if the job may run."""
+        one = RowJob(row.row, row.repeat, "", queue)
+        if self._retry(lambda: self._rows.states([one])) == [RowState.OPEN]:
+            raise JobError(
+                "invalid_request",
+                f"{row.place}: {error.message.partition(':')[2].strip()}; Redis still has jobs of "
+                f"an earlier run of this name: chatjobs jobs cancel --run {self._rows.run} ends "
+                "them",
+            )
+        self._window.add_ended(row.number, one)
+
+    def _end(self, rows: list[SourceRow]) -> None:
+        """Write error rows."""
+        entries = [self._entry(row) for row in rows]
+        written = self._retry(lambda: self._rows.end(entries))
+        for row, is_written in zip(rows, written, strict=True):
+            # A request that was enqueued before had no error then.
+            add = self._window.add_ended if is_written else self._window.add
+            add(row.number, RowJob(row.row, row.repeat, self._id_of(row), ""))
+
+    def _entry(self, row: SourceRow) -> OutboxEntry:
+        assert row.error is not None
+        error = row.error.to_dict()
+        request = dict(row.known) if row.request is None else row.request.to_dict()
+        request["job"] = {
+            **request.get("job", {}),
+            "run": self._rows.run,
+            "row": row.row,
+            "repeat": row.repeat,
+        }
+        return outbox_entry(
+            self._id_of(row),
+            request,
+            "error",
+            operation=CHAT.name,
+            attempt=0,
+            error={**error, "message": f"{row.place}: {error['message']}"},
+            finished_at=time.time(),
+        )
+
+    def _id_of(self, row: SourceRow) -> str:
+        """The id in the row of a sample that no job has run."""
+        return f"{row.number}-{self._rows.run.replace('.', '_')}"
+
+    def _tick(self) -> None:
+        """Renew the lease, look at Redis and the files, and report, as often as each is due."""
+        now = time.monotonic()
+        if now < self._next_poll:
+            return
+        if now >= self._next_renewal:
+            if self._retry(self._rows.hold) is not None:
+                raise LeaseLost(self._rows.run)
+            self._next_renewal = time.monotonic() + RENEW_SECONDS
+        begin = time.monotonic()
+        self._retry(self._window.poll)
+        self._report()
+        now = time.monotonic()
+        self._next_poll = now + max(POLL_SECONDS, 4 * (now - begin))
+
+    def _report(self) -> bool:
+        written, window = self._written, self._window
+        progress = Progress(
+            done=len(written.rows) + window.ended,
+            failed=len(written.failed),
+            total=self._total,
+            running=window.open,
+            unwritten=window.ended,
+            tokens=written.tokens,
+        )
+        self._going = self._watcher.update(progress) and self._going
+        return self._going
+
+    def _retry(self, call: Callable[[], T]) -> T:
+        """The reply of Redis, however long it is full or can't be reached, unless the watcher
+        stops."""
+        while True:
+            try:
+                return call()
+            except (redis.ConnectionError, redis.TimeoutError, OutOfMemoryError) as error:
+                if isinstance(error, redis.AuthenticationError) or not self._report():
+                    raise
+                time.sleep(OUTAGE_SECONDS)
+
+
+def _prefix(row: SourceRow) -> str:
+    assert row.request is not None
+    return "\n".join(f"{one.role}\n{one.text}" for one in row.request.messages)

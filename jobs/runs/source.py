@@ -1,0 +1,39 @@
+"""What a producer needs of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from jobs.api.request import ChatRequest
+from jobs.errors import JobError
+
+Wanted = Callable[[int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """A sample of a row of a data set: its request, or why it has none. number: of the sample, from
+    0. row: index from 0. repeat: which sample of the row. place: for people, such as "line 17".
+    size: bytes of the request as JSON. known: fields of the request of a row that has none."""
+
+    number: int
+    row: int
+    repeat: int
+    place: str
+    request: ChatRequest | None
+    error: JobError | None = None
+    size: int = 0
+    known: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RowSource(Protocol):
+    """A data set that can be read several times, with the same rows in the same order. samples: of
+    each row."""
+
+    samples: int
+
+    def read(self, wanted: Wanted) -> Iterator[SourceRow | None]:
+        """One item for each sample, in the order of their numbers; None for one that is not wanted.
+        Raises InvalidRequest if the rest can't be read."""

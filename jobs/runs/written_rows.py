@@ -1,0 +1,86 @@
+"""The rows of a run that are in its Parquet files, read as the files appear.
+
+Memory: one bit a row, and the names of the files. A row of a data set may have several samples,
+which have consecutive numbers: `row * samples + repeat`, as in all of this package.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.results.files import SAMPLES, Results
+from jobs.results.superseded import without_superseded
+from jobs.runs.row_set import RowSet
+
+MAX_ROW = 2**62  # row indexes from here on are hashes of job ids: rows of other producers
+COLUMNS = ("row_index", "repeat_index", "choice_index", "status", "error_type", "output_tokens")
+BATCH_ROWS = 8192
+
+
+class WrittenRows:
+    """The samples of one run, of which each row has `samples`. Call `refresh` to see what was
+    written since."""
+
+    def __init__(self, results: Results, run: str, samples: int = 1) -> None:
+        self._folder, self._samples = results.root / run, samples
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew: rows were removed from the files."""
+        self.rows = RowSet()
+        self.failed = RowSet()
+        self.errors: Counter[str] = Counter()  # samples by error code
+        self.tokens = 0  # generated, in all rows
+        self._files: set[str] = set()  # that were read
+
+    def refresh(self) -> int:
+        """Read the files that are new. Returns how many samples are new. A file that can't be read
+        is tried again at the next call."""
+        before = len(self.rows)
+        listed = sorted((self._folder / SAMPLES).glob("*.parquet"))
+        for file in without_superseded(listed, self._folder):
+            if file.name not in self._files:
+                try:
+                    self._read(file)
+                except (pa.ArrowException, OSError):
+                    continue
+                self._files.add(file.name)
+        return len(self.rows) - before
+
+    def number_of(self, row: int, repeat: int) -> int | None:
+        """The number of a sample; None for one that this run can't have."""
+        return row * self._samples + repeat if row < MAX_ROW and repeat < self._samples else None
+
+    def _read(self, file: Path) -> None:
+        for row, repeat_index, choice, status, code, tokens in read_columns(file, COLUMNS):
+            self.tokens += tokens or 0
+            number = self.number_of(row, repeat_index)
+            if choice or number is None:
+                continue
+            is_new = self.rows.add(number)
+            if status == "ok":
+                self.failed.discard(number)  # of an attempt before
+            elif is_new:
+                self.failed.add(number)
+                self.errors[code or status] += 1
+
+
+def read_columns(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
+    """The values of some columns of a file, row by row; 0 in a column that an older version has not
+    written. Raises pyarrow.ArrowException and OSError."""
+    with pq.ParquetFile(file) as source:
+        known = set(source.schema_arrow.names)
+        present = [name for name in columns if name in known]
+        for batch in source.iter_batches(BATCH_ROWS, columns=present):
+            values = [
+                batch.column(name).to_pylist() if name in known else repeat(0, batch.num_rows)
+                for name in columns
+            ]
+            yield from zip(*values, strict=True)

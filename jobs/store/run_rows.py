@@ -1,0 +1,256 @@
+"""The rows of a run in Redis, and the lease of the one process that enqueues them.
+
+`jobs.runs.producer` calls this. Each change is a script that checks the lease: a producer that was
+frozen, and whose place another one has taken, changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from redis import Redis
+
+from jobs import keys, lua
+from jobs.api.request import ChatRequest
+from jobs.errors import JobError
+from jobs.results.outbox import OutboxEntry, encode
+from jobs.store.backlog import has_unwritten
+from jobs.store.enqueue import DIGEST_BYTES, Enqueued, LeaseLost, enqueue, is_unwritten
+from jobs.store.eviction import EvictionCheck
+from jobs.store.expiry import ROW_SECONDS
+from jobs.store.preludes import DELETE_JOB_LUA, QUEUE_LUA, RESERVATIONS_LUA
+from jobs.store.purge import keys_of_job
+from jobs.store.rq_layout import job_key
+
+HOLD = lua.load("jobs.store", "hold_run")
+END_ROW = lua.load("jobs.store", "end_row", QUEUE_LUA, RESERVATIONS_LUA)
+FORGET_ROW = lua.load("jobs.store", "forget_row", QUEUE_LUA, RESERVATIONS_LUA, DELETE_JOB_LUA)
+
+LEASE_SECONDS = 15.0  # a producer that does not renew its lease for so long loses the run
+
+
+# KEYS and ARGV of the scripts, by name and in order.
+
+
+class HoldKeys(NamedTuple):
+    producer: str
+
+
+class HoldArgs(NamedTuple):
+    token: str
+    replaced: str
+    milliseconds: int
+
+
+class EndRowKeys(NamedTuple):
+    producer: str
+    rows: str
+    outbox: str
+    outboxes: str
+
+
+class EndRowArgs(NamedTuple):
+    token: str
+    field: str
+    digest: bytes
+    row_seconds: int
+    run: str
+    row: str
+
+
+class ForgetRowKeys(NamedTuple):
+    producer: str
+    rows: str
+
+
+class ForgetRowArgs(NamedTuple):
+    token: str
+    field: str
+    job_id: str
+    withdraw: int
+
+
+class RowJob(NamedTuple):
+    """A sample of a row of a run, and its job."""
+
+    row: int
+    repeat: int
+    job_id: str
+    queue: str  # of RQ
+
+
+class RowState(Enum):
+    """What Redis has of a row."""
+
+    NONE = "none"  # no request has it
+    OPEN = "open"  # its job has not ended
+    ENDED = "ended"  # its row is in the outbox, or in Parquet
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that holds the lease on a run."""
+
+    token: str  # its value in Redis
+
+    @classmethod
+    def of_this_process(cls) -> Holder:
+        facts = {"host": socket.gethostname(), "pid": os.getpid(), "key": secrets.token_hex(8)}
+        return cls(json.dumps(facts))
+
+    def __str__(self) -> str:
+        facts = self._facts()
+        return f"process {facts.get('pid', '?')} on {facts.get('host', '?')}"
+
+    @property
+    def is_dead(self) -> bool:
+        """True if it was a process of this host, and is gone."""
+        facts = self._facts()
+        pid = facts.get("pid")
+        if facts.get("host") != socket.gethostname() or not isinstance(pid, int) or pid < 1:
+            return False
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        return False
+
+    def _facts(self) -> dict[str, Any]:
+        try:
+            facts = json.loads(self.token)
+        except ValueError:
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+
+class RunRows:
+    """The rows of one run in Redis, for one producer. `hold` the run first. All methods raise
+    redis.RedisError, and may be called again after it; those that change rows raise LeaseLost."""
+
+    def __init__(self, redis: Redis, run: str) -> None:
+        self.run = run
+        self._redis: Any = redis  # its stubs leave open whether replies are bytes
+        self._holder = Holder.of_this_process()
+        self._eviction = EvictionCheck()
+        self._hold = redis.register_script(HOLD)
+        self._end = redis.register_script(END_ROW)
+        self._forget = redis.register_script(FORGET_ROW)
+
+    def hold(self) -> Holder | None:
+        """Take or renew the lease. Returns the process that holds it, None if this one does. The
+        lease of a dead process of this host is taken at once."""
+        found = self._try_to_hold("")
+        if found is not None and found.is_dead:
+            found = self._try_to_hold(found.token)
+        return found
+
+    def release(self) -> None:
+        """Let another producer have the run at once."""
+        self._call_hold("", 0)
+
+    def enqueue(self, requests: Sequence[ChatRequest]) -> list[Enqueued | JobError]:
+        """Enqueue requests with a row: for each its job, or why it is refused. Raises JobError
+        while Redis may evict keys."""
+        self._eviction.require(self._redis)
+        return enqueue(self._redis, requests, holder=self._holder.token)
+
+    def end(self, entries: Sequence[OutboxEntry]) -> list[bool]:
+        """Write rows that no job can run; False for one that a request has."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for entry in entries:
+            row = entry["row_index"]
+            message = json.dumps(entry["error"]).encode()
+            names = EndRowKeys(
+                keys.producer(self.run),
+                keys.rows(self.run, row),
+                keys.outbox(self.run),
+                keys.OUTBOXES,
+            )
+            args = EndRowArgs(
+                self._holder.token,
+                keys.row_field(row, entry["repeat_index"]),
+                hashlib.blake2b(message, digest_size=DIGEST_BYTES).digest(),
+                ROW_SECONDS,
+                self.run,
+                encode(entry),
+            )
+            self._end(keys=names, args=args, client=pipeline)
+        replies = pipeline.execute() if entries else []
+        if any(reply[0] == b"producer" for reply in replies):
+            raise LeaseLost(self.run)
+        return [reply[0] != b"row" for reply in replies]
+
+    def states(self, rows: Sequence[RowJob], *, check_jobs: bool = False) -> list[RowState]:
+        """What Redis has of each row. `check_jobs`: a row whose job was deleted before it ended is
+        NONE: it may be enqueued again."""
+        by_key: dict[str, list[int]] = {}  # places in the list
+        for place, one in enumerate(rows):
+            by_key.setdefault(keys.rows(self.run, one.row), []).append(place)
+        pipeline = self._redis.pipeline(transaction=False)
+        if check_jobs:  # before the reservations: a job that ends meanwhile has changed its own
+            for one in rows:
+                pipeline.exists(job_key(one.job_id))
+        for name, places in by_key.items():
+            members = [rows[place] for place in places]
+            pipeline.hmget(name, [keys.row_field(one.row, one.repeat) for one in members])
+        replies = pipeline.execute() if rows else []
+        count = len(rows) if check_jobs else 0
+        exists = replies[:count] or [True] * len(rows)
+        found = [RowState.NONE] * len(rows)
+        for places, values in zip(by_key.values(), replies[count:], strict=True):
+            for place, value in zip(places, values, strict=True):
+                found[place] = _state(value, is_gone=not exists[place])
+        return found
+
+    def forget(self, rows: Sequence[RowJob], *, withdraw: bool = False) -> list[bool]:
+        """Remove all that Redis holds of rows: for rows that are in Parquet, and for lost ones.
+        `withdraw`: also of jobs that wait. False for a row whose job has not ended."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for one in rows:
+            names = ForgetRowKeys(keys.producer(self.run), keys.rows(self.run, one.row))
+            args = ForgetRowArgs(
+                self._holder.token,
+                keys.row_field(one.row, one.repeat),
+                one.job_id,
+                int(withdraw),
+            )
+            job_keys = keys_of_job(one.job_id, one.queue)
+            self._forget(keys=[*names, *job_keys], args=args, client=pipeline)
+        replies = pipeline.execute() if rows else []
+        if -1 in replies:
+            raise LeaseLost(self.run)
+        return [reply == 1 for reply in replies]
+
+    def has_unwritten(self) -> bool:
+        """True if rows wait for Parquet."""
+        return has_unwritten(self._redis, self.run)
+
+    def want(self) -> None:
+        """Have the rows that wait written at once."""
+        self._redis.sadd(keys.WANTED, self.run)
+
+    def _try_to_hold(self, replaced: str) -> Holder | None:
+        holder = self._call_hold(replaced, int(1000 * LEASE_SECONDS))
+        return None if holder == self._holder.token else Holder(holder)
+
+    def _call_hold(self, replaced: str, milliseconds: int) -> str:
+        names = HoldKeys(keys.producer(self.run))
+        args = HoldArgs(self._holder.token, replaced, milliseconds)
+        found: bytes = self._hold(keys=names, args=args)
+        return found.decode(errors="replace")
+
+
+def _state(reservation: bytes | None, *, is_gone: bool) -> RowState:
+    if not reservation or (is_gone and is_unwritten(reservation)):
+        return RowState.NONE
+    return RowState.OPEN if is_unwritten(reservation) else RowState.ENDED

@@ -1,0 +1,234 @@
+"""Runs of a data set: each row is in Parquet once, whichever process dies on the way."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import ChatRequest, keys
+from jobs.runs.written_rows import WrittenRows
+from jobs.store.enqueue import LeaseLost
+from jobs.store.run_rows import RunRows
+from tests.servers import BINARIES, Server
+from tests.waiting import PATIENCE, wait_until
+from tests.worker.site import Site
+
+COMMAND = Path(sys.executable).parent / "chatjobs"
+Command = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def command() -> Iterator[Command]:
+    """`command("run", …)`: a child process with pipes, killed at the end of the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: object, quiet: bool = False) -> subprocess.Popen[str]:
+        pipe = subprocess.DEVNULL if quiet else subprocess.PIPE
+        process = subprocess.Popen(
+            [str(COMMAND), *map(str, words)],
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def data_set(folder: Path, count: int) -> Path:
+    file = folder / "data.jsonl"
+    rows = ({"prompt": f"What is {n} + {n}?", "target": str(2 * n)} for n in range(count))
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return file
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
+
+
+def in_files(site: Site, run: str = "r1") -> Counter[int]:
+    """The rows of a run as any reader of Parquet sees them."""
+    folder = site.folder / run / "samples"
+    return Counter(
+        row
+        for file in folder.glob("*.parquet")
+        for row in pq.read_table(file)["row_index"].to_pylist()
+    )
+
+
+def test_each_row_is_there_once_after_kills_of_producer_worker_and_redis(
+    tmp_path: Path, command: Command
+) -> None:
+    """With the real worker and the demo model."""
+    server = Server(BINARIES[0], tmp_path / "redis", appendonly="yes").start()
+    site = Site(server.url, tmp_path / "results")
+    places = ("--redis", server.url, "--results", site.folder)
+    words: list[object] = [
+        "run",
+        data_set(tmp_path, 600),
+        "-m",
+        "demo",
+        "--run",
+        "r1",
+        "--window",
+        "100",
+    ]
+    words += ["--max-tokens", "24", "-o", "temperature=0", *places]
+    written = WrittenRows(site.results, "r1")
+
+    def has_ended(count: int) -> bool:
+        waiting = site.redis.xlen(keys.outbox("r1"))
+        written.refresh()
+        return bool(len(written.rows) + waiting >= count)
+
+    try:
+        worker = command("work", "--model", "demo", *places, quiet=True)
+        producer = command(*words, quiet=True)
+        wait_until(lambda: has_ended(60))
+        producer.kill()
+        producer = command(*words)
+        wait_until(lambda: has_ended(200))
+        worker.kill()
+        command("work", "--model", "demo", *places, quiet=True)
+        wait_until(lambda: has_ended(330))
+        server.kill()
+        server.start()
+        code, out, err = finished(producer)
+        assert (code, out) == (0, "r1: 600 in, 600 rows, 0 missing, 0 twice, 0 failed\n"), err
+        assert in_files(site) == dict.fromkeys(range(600), 1)
+    finally:
+        site.close()
+        server.kill()
+
+
+def test_two_producers_do_not_double_a_run(site: Site, tmp_path: Path, command: Command) -> None:
+    site.worker(delay=0.02)
+    words: list[object] = [
+        "run",
+        data_set(tmp_path, 60),
+        "-m",
+        "fake",
+        "--run",
+        "r1",
+        "--window",
+        "10",
+    ]
+    words += ["--redis", site.url, "--results", site.folder]
+    both = [command(*words), command(*words)]
+    ends = [finished(process) for process in both]
+    audit = "r1: 60 in, 60 rows, 0 missing, 0 twice, 0 failed\n"
+    assert [(code, out) for code, out, _ in ends] == [(0, audit)] * 2, ends
+    assert any("enqueues the rows of run r1: waiting" in err for _, _, err in ends)
+    assert in_files(site) == dict.fromkeys(range(60), 1)
+
+
+def test_a_frozen_producer_whose_place_was_taken_doubles_nothing(
+    site: Site, tmp_path: Path, command: Command
+) -> None:
+    words: list[object] = [
+        "run",
+        data_set(tmp_path, 40),
+        "-m",
+        "fake",
+        "--run",
+        "r1",
+        "--window",
+        "10",
+    ]
+    words += ["--redis", site.url, "--results", site.folder]
+    frozen = command(*words)
+    wait_until(lambda: site.redis.llen("rq:queue:bulk:fake"))
+    frozen.send_signal(signal.SIGSTOP)
+    site.worker(delay=0.02)
+    other = command(*words)
+    code, _, err = finished(other)
+    assert code == 0, err
+    frozen.send_signal(signal.SIGCONT)
+    code, out, err = finished(frozen)
+    assert (code, out) == (0, "r1: 40 in, 40 rows, 0 missing, 0 twice, 0 failed\n"), err
+    assert in_files(site) == dict.fromkeys(range(40), 1)
+
+
+def test_a_model_that_nobody_serves_is_named_and_the_run_waits(
+    site: Site, tmp_path: Path, command: Command
+) -> None:
+    words: list[object] = ["run", data_set(tmp_path, 5), "-m", "fake", "--run", "r1"]
+    process = command(*words, "--redis", site.url, "--results", site.folder)
+    assert process.stderr is not None
+    lines = iter(process.stderr.readline, "")
+    assert any("no worker serves 'fake'" in line and "the run waits" in line for line in lines)
+    site.worker()
+    code, out, _ = finished(process)
+    assert (code, out) == (0, "r1: 5 in, 5 rows, 0 missing, 0 twice, 0 failed\n")
+
+
+def test_ctrl_c_drains_and_names_the_command_that_goes_on(
+    site: Site, tmp_path: Path, command: Command
+) -> None:
+    site.worker(delay=0.05, max_batch=2)
+    words: list[object] = ["run", data_set(tmp_path, 50), "-m", "fake", "--run", "r1"]
+    words += ["--redis", site.url, "--results", site.folder]
+    process = command(*words)
+    wait_until(lambda: (site.folder / "r1/samples").is_dir())
+    process.send_signal(signal.SIGINT)
+    code, out, err = finished(process)
+    assert (code, out) == (130, ""), err
+    assert "rows are done, and no row is left in Redis" in err
+    assert f"this goes on: chatjobs {' '.join(map(str, words))}" in err
+    done = in_files(site)
+    assert 0 < len(done) < 50
+    assert not site.redis.exists("rq:queue:bulk:fake")
+    site.worker()
+    code, out, err = finished(command(*words))
+    assert (code, out) == (0, "r1: 50 in, 50 rows, 0 missing, 0 twice, 0 failed\n"), err
+    assert in_files(site) == dict.fromkeys(range(50), 1)
+
+
+def test_rows_that_redis_has_lost_are_enqueued_again(
+    site: Site, tmp_path: Path, command: Command
+) -> None:
+    words: list[object] = [
+        "run",
+        data_set(tmp_path, 20),
+        "-m",
+        "fake",
+        "--run",
+        "r1",
+        "--window",
+        "10",
+    ]
+    process = command(*words, "--redis", site.url, "--results", site.folder)
+    wait_until(lambda: site.redis.llen("rq:queue:bulk:fake") == 10)
+    site.redis.flushall()
+    site.worker()
+    code, out, err = finished(process)
+    assert (code, out) == (0, "r1: 20 in, 20 rows, 0 missing, 0 twice, 0 failed\n"), err
+
+
+def test_only_the_holder_of_the_lease_changes_rows(site: Site) -> None:
+    first, second = RunRows(site.redis, "r1"), RunRows(site.redis, "r1")
+    assert first.hold() is None
+    holder = second.hold()
+    assert holder is not None and not holder.is_dead
+    request: Any = {"model": "fake", "messages": [{"role": "user", "content": "a"}]}
+    ready = ChatRequest.parse({**request, "job": {"run": "r1", "row": 0}})
+    with pytest.raises(LeaseLost):
+        second.enqueue([ready])
+    assert not list(site.redis.scan_iter("rq:job:*"))
+    (job,) = first.enqueue([ready])
+    assert not isinstance(job, Exception)
