@@ -45,6 +45,16 @@ WRAPPED = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
+# The first of two layers; the second has full attention, as all layers of other families.
+_FIRST_LAYERS = {
+    **dict.fromkeys(
+        ("gemma2", "gemma3", "gemma3_text", "gpt_oss", "ministral", "olmo3"), "sliding_attention"
+    ),
+    **dict.fromkeys(
+        ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+        "linear_attention",
+    ),
+}
 ZERO_CENTRED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma2", "gemma3_text"}
 
 _SIZES: dict[str, Any] = {
@@ -224,6 +234,13 @@ def make_checkpoint(
     if shards > 1:
         split(path, shards)
     return path
+
+
+def make_shallow_checkpoint(path: Path, family: str, **fields: Any) -> Path:
+    """Write a model of two layers, one of each kind: for tests of many steps."""
+    if family in _FIRST_LAYERS:
+        fields["layer_types"] = [_FIRST_LAYERS[family], "full_attention"]
+    return make_checkpoint(path, family, num_hidden_layers=2, **fields)
 
 
 def _fill(model: Any, zero_centred: bool, random: Any) -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.checkpoints import KINDS, make_checkpoint
+from tests.worker.checkpoints import KINDS, make_checkpoint, make_shallow_checkpoint
 from worker import Engine
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), KINDS[request.param])
+    return make_shallow_checkpoint(tmp_path_factory.mktemp("model"), KINDS[request.param])
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
-from tests.worker.checkpoints import make_checkpoint
+from tests.worker.checkpoints import make_shallow_checkpoint
 from tests.worker.fake_device import DEVICE, Answers, Guard, answer, fake_device, load_engine
 from worker import Engine
 from worker import device as devices
@@ -30,23 +30,6 @@ from worker.sampling.inputs import Row
 
 PROMPTS = [[7] * 20, [8, 9, 10], [11]]
 OPTIONS = Sampling(ignore_eos=True, max_tokens=2)
-# The first of two layers; the second has full attention, as all layers of other families.
-FIRST_LAYERS = {
-    **dict.fromkeys(
-        ("gemma2", "gemma3", "gemma3_text", "gpt_oss", "ministral", "olmo3"), "sliding_attention"
-    ),
-    **dict.fromkeys(
-        ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
-        "linear_attention",
-    ),
-}
-
-
-def checkpoint(path: Path, family: str, **fields: Any) -> Path:
-    """A model of two layers."""
-    if family in FIRST_LAYERS:
-        fields["layer_types"] = [FIRST_LAYERS[family], "full_attention"]
-    return make_checkpoint(path, family, num_hidden_layers=2, **fields)
 
 
 @pytest.fixture
@@ -113,7 +96,7 @@ SEPARATE = {*{made: name for name, made in FAMILIES.items()}.values()}
 def test_a_family_generates_and_scores(
     family: str, tmp_path: Path, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = checkpoint(tmp_path / "model", family, dtype="bfloat16")
+    path = make_shallow_checkpoint(tmp_path / "model", family, dtype="bfloat16")
     lengths = (3, 1, 4)  # a slot becomes free between two others
     options = [OPTIONS.model_copy(update={"max_tokens": n, "temperature": 0}) for n in lengths]
     with fake_device():
@@ -133,7 +116,7 @@ def test_a_family_generates_and_scores(
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory.mktemp("model"), "qwen3", intermediate_size=64)
+    return make_shallow_checkpoint(tmp_path_factory.mktemp("model"), "qwen3", intermediate_size=64)
 
 
 @pytest.fixture
@@ -214,7 +197,7 @@ def test_prompt_logprobs_and_choices(engine: Engine) -> None:
 
 @pytest.mark.parametrize(("family", "dtype"), [("gemma2", "fp16"), ("qwen3_5_text", "fp32")])
 def test_other_dtypes(family: str, dtype: str, tmp_path: Path, answers: Answers) -> None:
-    path = checkpoint(tmp_path / "model", family)
+    path = make_shallow_checkpoint(tmp_path / "model", family)
     with fake_device():
         generate(load_engine(path, dtype))
 

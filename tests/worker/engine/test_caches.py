@@ -10,7 +10,7 @@ import torch
 
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
-from tests.worker.checkpoints import KINDS, make_checkpoint
+from tests.worker.checkpoints import KINDS, make_shallow_checkpoint
 from worker import Engine
 from worker.chat.generation import start_chat
 from worker.device import Device
@@ -30,7 +30,7 @@ LONG = [prompt * 70 for prompt in PROMPTS]
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), request.param)
+    return make_shallow_checkpoint(tmp_path_factory.mktemp("model"), request.param)
 
 
 @pytest.fixture

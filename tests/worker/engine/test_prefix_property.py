@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs.api.sampling import Sampling
-from tests.worker.checkpoints import KINDS, make_checkpoint
+from tests.worker.checkpoints import KINDS, make_shallow_checkpoint
 from worker import Engine
 from worker.cache.block_keys import root_key
 from worker.cache.prefix_cache import PROVISIONAL_SHARE
@@ -118,7 +118,7 @@ class Pair:
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    pair = Pair(make_checkpoint(tmp_path_factory.mktemp("model"), KINDS[request.param]))
+    pair = Pair(make_shallow_checkpoint(tmp_path_factory.mktemp("model"), KINDS[request.param]))
     yield pair
     reused = (pair.core.prefix.cached_tokens, pair.shared_columns)
     counts = (pair.core.steps, *reused, pair.preempted, pair.evicted)

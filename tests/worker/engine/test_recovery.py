@@ -19,7 +19,7 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from jobs.operations import CHAT
 from tests.waiting import PATIENCE
-from tests.worker.checkpoints import make_checkpoint
+from tests.worker.checkpoints import make_shallow_checkpoint
 from tests.worker.engine.chat_requests import WaitingSink, ask
 from worker import ChatSession, Engine
 from worker.cache.pool import CachePool
@@ -48,7 +48,7 @@ STATE_FILES = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("m") / request.param, request.param)
+    return make_shallow_checkpoint(tmp_path_factory.mktemp("m") / request.param, request.param)
 
 
 def load(folder: Path, **options: Any) -> Engine:

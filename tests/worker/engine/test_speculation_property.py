@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.worker.checkpoints import KINDS, make_checkpoint
+from tests.worker.checkpoints import KINDS, make_shallow_checkpoint
 from tests.worker.engine.drafted import perturbed
 from tests.worker.engine.test_prefix_property import ACTIONS, WORDS, Ask, Cancel, Pair, Steps, run
 
@@ -21,7 +21,9 @@ LONG: list[Ask | Cancel | Steps] = [Ask((*WORDS[2], *WORDS[i % 4]), 20, 3, "a") 
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    folder = make_checkpoint(tmp_path_factory.mktemp("model") / "target", KINDS[request.param])
+    folder = make_shallow_checkpoint(
+        tmp_path_factory.mktemp("model") / "target", KINDS[request.param]
+    )
     pair = Pair(folder, str(perturbed(folder, folder.parent / "draft")))
     pair.core.speculation._costs = None  # draft whatever it costs
     yield pair
