@@ -35,7 +35,7 @@ lint: $(VENV)/.ready-to-test
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.ready-to-test
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 # Many tests wait for processes: four at a time keep two cores busy.
 tests: $(VENV)/.ready-to-test
