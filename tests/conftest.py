@@ -47,8 +47,12 @@ sys.dont_write_bytecode = False
 HERE = Path(__file__).parent
 # Their tests wait for processes most of the time; those of other folders of `worker` compute.
 WAITING = {"queue", "record"}
-# These files take a minute and more.
-LONGEST = {"test_soak.py", "test_wheel.py"}
+# Files of half a minute and more, in which they mostly wait: they start first, so that none runs
+# alone at the end.
+LONGEST = {
+    *("test_hang_later.py", "test_idle_cost.py", "test_outages.py", "test_soak.py"),
+    *("test_unwritable.py", "test_wheel.py"),
+}
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
