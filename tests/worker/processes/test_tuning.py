@@ -32,6 +32,7 @@ def test_a_prefill_does_not_request_its_memory_from_the_system_again(tmp_path: P
     """Activations of a layer are 512 rows of up to 62.5 KiB: 8,000 pages."""
     heads: dict[str, Any] = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
     model = make_checkpoint(tmp_path, intermediate_size=8000, num_hidden_layers=4, **heads)
-    command = [sys.executable, "-m", "tests.run_code", FAULTS, "faults", str(model)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", FAULTS, str(model)], capture_output=True, text=True, check=True
+    )
     assert int(run.stdout) < 2000
