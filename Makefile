@@ -52,6 +52,7 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.priority
 	$(BIN)/python -m bench.submit
+	$(BIN)/python -m bench.scoring
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.prefix
 	$(BIN)/python -m bench.speculative

@@ -175,7 +175,9 @@ class DataSet:
         if isinstance(line, InvalidLine):
             error = InvalidRequest(line.error.code, line.sentence, line.error.param)
             return SourceRow(number, row, again, place, None, error, 0, self._known(data))
-        request, size = line.request.model_copy(), line.size
+        request, size = line.request, line.size
+        if self.samples > 1:
+            request = request.model_copy()
         if again:
             request.job = request.job.model_copy(update={"repeat": again})
         if request.seed is None and self._seed is not None:
