@@ -20,6 +20,7 @@ from tests.forked import SERVER, fork_processes
 from tests.waiting import wait_until
 from worker.kernels import build
 from worker.kernels.compilers import CannotBuild
+from worker.kernels.formats import FORMATS
 
 # Shells start background jobs with SIGINT ignored, and the commands under test would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -62,7 +63,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     for level in build.usable_levels():
         with suppress(CannotBuild):
-            build.library_path(level)
+            build.library_paths(level, [None, *FORMATS])
     fork_processes()
 
 

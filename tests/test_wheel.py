@@ -6,6 +6,7 @@ links to those of this environment, so that nothing is downloaded.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -28,6 +29,7 @@ from jobs.store.worker_status import read_workers
 from tests.test_readme import README, blocks
 from tests.waiting import PATIENCE
 from worker.kernels import build
+from worker.kernels.formats import FORMATS
 
 pytestmark = pytest.mark.timeout(0)  # packages are built, on a machine that may be busy
 
@@ -309,8 +311,9 @@ def test_make_wheel_builds_one_for_linux_with_the_kernels_of_every_level(
     (wheel,) = (source / "dist").glob("*.whl")
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
     with zipfile.ZipFile(wheel) as archive:
-        for level in build.LEVELS:
-            pattern = rf"worker/kernels/prebuilt/kernels-{level.name}-[0-9a-f]{{16}}\.so"
+        for level, form in itertools.product(build.LEVELS, ("", *FORMATS)):
+            library = f"{level.name}-{form}" if form else level.name
+            pattern = rf"worker/kernels/prebuilt/kernels-{library}-[0-9a-f]{{16}}\.so"
             (name,) = [name for name in archive.namelist() if re.fullmatch(pattern, name)]
             assert " ".join(level.flags) in archive.read(name).decode()
     assert not (source / "worker/kernels/prebuilt").exists()

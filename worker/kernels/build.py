@@ -2,9 +2,11 @@
 
     python -m worker.kernels.build        # before `pip wheel`: prebuilt kernels for x86-64 Linux
 
-A compiled library lies in a folder of the user's cache that is named by the hash of the sources,
-the flags, the compiler and the kind of CPU. Of several processes that need it one compiles, with
-one compiler per source file and core, and renames the complete file into place.
+There is one library for all models, and one for each format of quantised weights, which is
+compiled when a model has weights in it: of many formats, a model has two or three. A compiled
+library lies in a folder of the user's cache that is named by the hash of the sources, the flags,
+the compiler and the kind of CPU. Of several processes that need it one compiles, with one compiler
+per source file and core, and renames the complete file into place.
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO
 
 from worker.kernels import compilers
 from worker.kernels.compilers import CannotBuild
+from worker.kernels.formats import FORMATS
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +49,9 @@ FLAGS = (
     *("-Wall", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12's own headers
 )
 LINK = "-shared"
-SLOWEST = "quantised"  # how the names of the sources begin that are compiled first
+# What is compiled; other sources are included. For a format, FORMAT is defined as its name.
+UNITS = ("all_attention.cpp", "all_others.cpp")
+FORMAT_UNIT = "quantised_format.cpp"
 UNFINISHED = "build-"  # how the names of folders begin in which a library is built
 LIBRARY_POLL_SECONDS = 0.2  # between two looks at whether another process has compiled the library
 
@@ -103,29 +109,42 @@ def _cpu_fact(name: str, cpuinfo: Path) -> str:
     return next((value.strip() for key, _, value in lines if key.strip() == name), "")
 
 
-def library_path(level: Level) -> Path:
-    """The compiled library of `level`: shipped with the package, cached, or compiled now."""
+def library_path(level: Level, format_name: str | None = None) -> Path:
+    """See `library_paths`."""
+    (path,) = library_paths(level, [format_name])
+    return path
+
+
+def library_paths(level: Level, formats: Sequence[str | None]) -> list[Path]:
+    """The compiled libraries of `level`, for each of these formats of quantised weights; None: for
+    all models. They are shipped with the package, cached, or compiled now, all at once. Raises
+    CannotBuild."""
     extra = shlex.split(os.environ.get("CXXFLAGS", ""))
-    shipped = _prebuilt_path(level)
-    if shipped.exists() and not extra:
+    shipped = [_prebuilt_path(level, form) for form in formats]
+    if not extra and all(path.exists() for path in shipped):
         return shipped
     compiler = find_compiler()
     key = fingerprint(level.name, _version(compiler), " ".join([*FLAGS, LINK, *extra]))
-    target = cache_folder() / key[:16] / f"kernels-{level.name}.so"
-    if not target.exists():
-        with _one_at_a_time(target):
-            if not target.exists():
-                for left in target.parent.glob(f"{UNFINISHED}*"):  # by a process that was killed
+    folder = cache_folder() / key[:16]
+    targets = {form: folder / f"kernels-{_suffix(level, form)}.so" for form in formats}
+    if not all(target.exists() for target in targets.values()):
+        with _one_at_a_time(folder):
+            missing = {form: path for form, path in targets.items() if not path.exists()}
+            if missing:
+                for left in folder.glob(f"{UNFINISHED}*"):  # by a process that was killed
                     shutil.rmtree(left, ignore_errors=True)
-                compile_to(target, level, compiler, extra)
-    return target
+                compile_to(missing, level, compiler, extra)
+    return list(targets.values())
+
+
+def _suffix(level: Level, format_name: str | None) -> str:
+    return level.name if format_name is None else f"{level.name}-{format_name}"
 
 
 @contextmanager
-def _one_at_a_time(target: Path) -> Iterator[None]:
-    """Other processes that need the same library wait for this one instead of compiling it as
-    well."""
-    folder = target.parent
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Other processes that need libraries in the same folder wait for this one instead of compiling
+    them as well."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
@@ -180,43 +199,50 @@ def cache_folder() -> Path:
         raise CannotBuild("there is no home folder for them: set XDG_CACHE_HOME") from None
 
 
-def compile_to(target: Path, level: Level, compiler: str, extra: list[str]) -> None:
-    """Compile into a folder of this process, then rename: others see a whole file or none."""
-    sources = sorted(SOURCES.glob("*.cpp"), key=lambda path: not path.name.startswith(SLOWEST))
+def compile_to(
+    targets: Mapping[str | None, Path], level: Level, compiler: str, extra: list[str]
+) -> None:
+    """Compile the libraries of these formats, see `library_paths`, whose files lie in one folder.
+    First into a folder of this process, then rename: others see whole files or none."""
     options = [compiler, *FLAGS, *level.flags, *extra]
-    notice = f"compiling the CPU kernels with {compiler}: this is done once on this machine"
+    names = ", ".join(form for form in targets if form)
+    what = f"the CPU kernels for {names}" if names else "the CPU kernels"
+    notice = f"compiling {what} with {compiler}: this is done once on this machine"
+    place = next(iter(targets.values())).parent
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=UNFINISHED) as name:
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place, prefix=UNFINISHED) as name:
             folder = Path(name)
-            objects = [str(folder / f"{path.stem}.o") for path in sources]
-            compilers.run(
-                [
-                    [*options, "-c", "-o", made, str(source)]
-                    for source, made in zip(sources, objects, strict=True)
-                ],
-                folder,
-                notice,
-            )
-            output = folder / target.name
-            compilers.run([[*options, LINK, "-o", str(output), *objects]], folder)
-            os.replace(output, target)
+            compiling, linking = [], []
+            for form, target in targets.items():
+                objects = []
+                defined = [] if form is None else [f"-DFORMAT={form}"]
+                for unit in UNITS if form is None else (FORMAT_UNIT,):
+                    objects.append(str(folder / f"{target.stem}-{Path(unit).stem}.o"))
+                    source = str(SOURCES / unit)
+                    compiling.append([*options, *defined, "-c", "-o", objects[-1], source])
+                linking.append([*options, LINK, "-o", str(folder / target.name), *objects])
+            compilers.run(compiling, folder, notice)
+            compilers.run(linking, folder)
+            for target in targets.values():
+                os.replace(folder / target.name, target)
     except OSError as error:
-        raise _not_writable(target.parent, error) from None
+        raise _not_writable(place, error) from None
 
 
 def build_package() -> list[Path]:
     """Compile every level into the package's folder `prebuilt`, which wheels include."""
     shutil.rmtree(PREBUILT, ignore_errors=True)
-    compiler = find_compiler()
-    paths = [_prebuilt_path(level) for level in LEVELS]
-    for level, path in zip(LEVELS, paths, strict=True):
-        compile_to(path, level, compiler, [])
-    return paths
+    compiler, built = find_compiler(), list[Path]()
+    for level in LEVELS:
+        targets = {form: _prebuilt_path(level, form) for form in (None, *FORMATS)}
+        compile_to(targets, level, compiler, [])
+        built += targets.values()
+    return built
 
 
-def _prebuilt_path(level: Level) -> Path:
-    return PREBUILT / f"kernels-{level.name}-{_source_key()[:16]}.so"
+def _prebuilt_path(level: Level, format_name: str | None) -> Path:
+    return PREBUILT / f"kernels-{_suffix(level, format_name)}-{_source_key()[:16]}.so"
 
 
 def fingerprint(*parts: str) -> str:
@@ -228,6 +254,7 @@ def _source_key() -> str:
     return _hash(*(path.read_text(encoding="utf-8") for path in sorted(SOURCES.iterdir())))
 
 
+@cache
 def _version(compiler: str) -> str:
     try:
         (text,) = compilers.run([[compiler, "--version"]], notice=f"waiting for {compiler}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from worker.kernels import build
 from worker.kernels.build import Level
 from worker.kernels.compilers import CannotBuild
+from worker.kernels.formats import FORMATS
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +84,12 @@ class Library:
     call_all: Callable[[int, int], None]
 
     def __init__(self, level: Level) -> None:
+        """Raises CannotBuild."""
         self.level = level
+        self._usable: dict[str, bool] = {}  # formats of quantised weights
         # torch has loaded its own libgomp already; the library's reference resolves to it, so that
         # both share one team of threads.
-        self._handle = ctypes.CDLL(str(build.library_path(level)))
+        self._handle = _opened(build.library_path(level))
         for name, parameters in PARAMETERS.items():
             function = getattr(self._handle, name)
             function.argtypes = parameters
@@ -102,6 +106,36 @@ class Library:
         self.packed_bytes = self._handle.packed_bytes
         self._handle.packed_bytes.argtypes = [c_int, c_int64, c_int64]
         self._handle.packed_bytes.restype = c_int64
+        self._handle.use_format.argtypes = [c_int, c_void_p]
+        self._handle.use_format.restype = None
+
+    def use(self, format_name: str) -> None:
+        """Load the kernels of a format of quantised weights, compiled if they are not there yet.
+        Functions that take a format need it. Raises CannotBuild."""
+        if self._usable.get(format_name):
+            return
+        # Its functions stay in memory: ctypes closes no library.
+        kernels = _opened(build.library_path(self.level, format_name)).format_kernels
+        kernels.restype = c_void_p
+        self._handle.use_format(FORMATS[format_name][0], kernels())
+        self._usable[format_name] = True
+
+    def uses(self, format_name: str) -> bool:
+        """True if the kernels of a format are loaded or could be. The log says once why not."""
+        if format_name not in self._usable:
+            try:
+                self.use(format_name)
+            except CannotBuild as error:
+                self._usable[format_name] = False
+                log.warning("no kernel multiplies with weights in %s: %s", format_name, error)
+        return self._usable[format_name]
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CannotBuild(f"the compiled library can't be loaded ({error})") from None
 
 
 @cache
@@ -139,10 +173,16 @@ def load() -> Library:
     levels = build.usable_levels()
     if not levels:
         raise CannotBuild("this CPU has neither AVX-512 (BF16, VNNI) nor AVX2")
-    try:
-        return Library(levels[0])
-    except OSError as error:
-        raise CannotBuild(f"the compiled library can't be loaded ({error})") from None
+    return Library(levels[0])
+
+
+def prepare(formats: Collection[str]) -> None:
+    """Compile what a model with weights in these formats needs, all at once, where it is not there
+    yet. If that fails, `active` and `Library.uses` say why."""
+    levels = build.usable_levels()
+    if levels:
+        with suppress(CannotBuild):
+            build.library_paths(levels[0], [None, *formats])
 
 
 @cache

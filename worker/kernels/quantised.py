@@ -1,4 +1,4 @@
-"""Quantised weights: products (`src/quantised.cpp`), rows of tables (`src/quantised_rows.cpp`)."""
+"""Quantised weights: products (`src/quantised.cpp`), rows of tables (`src/quantised_rows.h`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels import choices, library, weight_memory
+from worker.kernels.formats import FORMATS
 from worker.kernels.library import TYPE_CODES
 
 SCALE_CHANNELS = 32  # channels with one activation scale
@@ -18,22 +19,6 @@ LEAST_WIDE_ROWS = 32  # that the matrix unit multiplies in bf16, see src/quantis
 MEASURED_ROWS = (32, 48, 64, 96, 128, 192, 256)
 UNLIMITED = 1 << 30  # rows
 SCRATCH = 48  # bytes per row and block for rounded activations
-# GGUF's names of the formats → their codes in src/quantised.h, and the channels of a block.
-FORMATS = {
-    "Q4_0": (0, 32),
-    "Q8_0": (1, 32),
-    "Q4_K": (2, 256),
-    "Q5_K": (3, 256),
-    "Q6_K": (4, 256),
-    "MXFP4": (5, 32),
-    "Q4_1": (6, 32),
-    "Q5_0": (7, 32),
-    "Q5_1": (8, 32),
-    "Q2_K": (9, 256),
-    "Q3_K": (10, 256),
-    "IQ4_NL": (11, 32),
-    "IQ4_XS": (12, 256),
-}
 
 
 @dataclass(frozen=True)
@@ -47,18 +32,22 @@ class PackedBlocks:
 
 
 def serves(format_name: str, columns: int) -> bool:
-    """True if the kernels multiply with matrices of this format and width."""
+    """True if the kernels multiply with matrices of this format and width. They are compiled if
+    they are not there yet."""
     return (
         format_name in FORMATS
         and columns % FORMATS[format_name][1] == 0
-        and library.active() is not None
+        and (kernels := library.active()) is not None
+        and kernels.uses(format_name)
     )
 
 
 def pack(format_name: str, rows: int, columns: int, blocks: Tensor) -> PackedBlocks:
-    """The file's blocks, uint8 [rows, bytes per row], in the layout of the kernels."""
+    """The file's blocks, uint8 [rows, bytes per row], in the layout of the kernels. Raises
+    CannotBuild."""
     code, _ = FORMATS[format_name]
     kernels = library.require()
+    kernels.use(format_name)
     data = weight_memory.empty((kernels.packed_bytes(code, rows, columns),), torch.uint8)
     blocks = blocks.contiguous()
     kernels.pack_rows(
@@ -142,7 +131,8 @@ def rows(
     format_name: str, columns: int, blocks: Tensor, numbers: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """The rows of a table of `columns`, in the file's blocks [n, bytes per row], that have these
-    numbers: int64 and in range → [len(numbers), columns] in float32 or bf16, rounded once."""
+    numbers: int64 and in range → [len(numbers), columns] in float32 or bf16, rounded once. `serves`
+    has been checked."""
     assert blocks.is_contiguous() and numbers.is_contiguous()
     out = torch.empty(len(numbers), columns, dtype=dtype)
     library.require().unpack_rows(

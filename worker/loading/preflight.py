@@ -146,6 +146,10 @@ def _preflight(
     found = weights.check(slots, headers, quantization)
     parameters = sum(prod(slot.shape) for slot in slots.values())
     stored_as = {name: headers.tensors[found[name].name] for name in slots}
+    kinds = {GGMLQuantizationType[header.dtype] for header in stored_as.values() if header.blocks}
+    if compression is not None:
+        kinds.add(compression.kind)
+    storage.prepare(kinds, chosen, place)
     products = {
         name: _product(name, slots[name], header, chosen, place, spec.keep_quantised)
         for name, header in stored_as.items()

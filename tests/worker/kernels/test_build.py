@@ -6,6 +6,7 @@ compiler that works: the machine may be busy.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import signal
@@ -17,9 +18,10 @@ import pytest
 import torch
 
 from tests.waiting import has_ended, wait_until
-from worker.kernels import build, compilers, library
+from worker.kernels import build, compilers, library, quantised
 from worker.kernels.build import AMX, AVX2, AVX512, Level
 from worker.kernels.compilers import CannotBuild
+from worker.kernels.formats import FORMATS
 
 compiles = pytest.mark.timeout(0)
 QUICK = "-O0"  # compiles in a fifth of the time
@@ -28,10 +30,11 @@ FUNCTION = 'extern "C" __attribute__((visibility("default"))) int {name}() {{ re
 BUILD = """
 import ctypes, pathlib, sys
 from worker.kernels import build
-build.SOURCES = pathlib.Path(sys.argv[1])
+build.SOURCES, build.UNITS = pathlib.Path(sys.argv[1]), sys.argv[2:]
 library = ctypes.CDLL(str(build.library_path(build.AVX2)))
-print(*[getattr(library, path.stem)() for path in build.SOURCES.glob("*.cpp")])
+print(*[getattr(library, pathlib.Path(unit).stem)() for unit in build.UNITS])
 """
+SMALL_UNITS = ("one.cpp", "two.cpp", "three.cpp")
 REAL = '#!/bin/sh\nexec {compiler} "$@"\n'
 # Prints its version, and hangs where it should compile, with a child as compilers have one.
 HANGING = """#!/bin/sh
@@ -51,12 +54,15 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def small_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three files in the place of the kernels' sources, with a function each."""
+    """Three files in the place of the kernels' sources and one in that of a format's, with a
+    function each. The latter is named by the compiler's flags."""
     folder = tmp_path / "sources"
     folder.mkdir()
     for name in ("one", "two", "three"):
         (folder / f"{name}.cpp").write_text(FUNCTION.format(name=name))
+    (folder / build.FORMAT_UNIT).write_text(FUNCTION.format(name="FORMAT"))
     monkeypatch.setattr(build, "SOURCES", folder)
+    monkeypatch.setattr(build, "UNITS", SMALL_UNITS)
     return folder
 
 
@@ -115,11 +121,12 @@ def test_the_path_depends_on_flags_and_compiler(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[Path] = []
-    monkeypatch.setattr(build, "compile_to", lambda target, *_: compiled.append(target))
+    monkeypatch.setattr(build, "compile_to", lambda targets, *_: compiled.extend(targets.values()))
     monkeypatch.setattr(build, "find_compiler", lambda: "one")
     monkeypatch.setattr(build, "_version", lambda compiler: compiler)
     build.library_path(AVX2)
     build.library_path(AVX512)
+    build.library_paths(AVX2, ["Q4_K", "Q6_K"])
     monkeypatch.setenv("CXXFLAGS", "-g")
     build.library_path(AVX2)
     monkeypatch.delenv("CXXFLAGS")
@@ -127,7 +134,7 @@ def test_the_path_depends_on_flags_and_compiler(
     build.library_path(AVX2)
     monkeypatch.setattr(build, "_source_key", lambda: "changed")
     build.library_path(AVX2)
-    assert len(set(compiled)) == 5
+    assert len(set(compiled)) == 7
     assert all(path.is_relative_to(empty_cache / "chatjobs" / "kernels") for path in compiled)
 
 
@@ -139,7 +146,7 @@ def test_of_several_processes_one_compiles_and_all_load(
     count = f'case "$*" in *" -c "*) echo call >> {calls};; esac\nexec'
     script = REAL.replace("exec", count).format(compiler=need_compiler())
     monkeypatch.setenv("CXX", str(write_compiler(empty_cache, script)))
-    command = [sys.executable, "-c", BUILD, str(small_sources)]
+    command = [sys.executable, "-c", BUILD, str(small_sources), *SMALL_UNITS]
     workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [worker.communicate()[0].split() for worker in workers] == [["7"] * 3] * 3
     assert len(calls.read_text().split()) == 3
@@ -167,8 +174,9 @@ def test_without_a_compiler_torch_computes_and_one_line_says_so(
 
 
 @compiles
+@pytest.mark.usefixtures("small_sources")
 def test_sources_are_compiled_at_once_and_one_per_core(
-    empty_cache: Path, small_sources: Path, monkeypatch: pytest.MonkeyPatch
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each compiler waits for a second one, so one after the other would never end."""
     meet = (
@@ -181,8 +189,8 @@ def test_sources_are_compiled_at_once_and_one_per_core(
     fake = write_compiler(empty_cache, script.format(compiler=need_compiler()))
     monkeypatch.setattr(compilers, "_cores", lambda: 2)
     target = empty_cache / "out" / "kernels.so"
-    build.compile_to(target, AVX2, str(fake), [QUICK])
-    assert len(list(folder.iterdir())) == len(list(small_sources.iterdir()))
+    build.compile_to({None: target}, AVX2, str(fake), [QUICK])
+    assert len(list(folder.iterdir())) == len(SMALL_UNITS)
     assert [path.name for path in target.parent.iterdir()] == ["kernels.so"]
 
 
@@ -239,7 +247,7 @@ def test_compilers_end_with_the_process_that_waits_for_them(
 ) -> None:
     """Ctrl-C ends a command that starts at once, without any clean-up."""
     fake = write_compiler(empty_cache, HANGING.format(folder=empty_cache))
-    command = [sys.executable, "-c", BUILD, str(build.SOURCES)]
+    command = [sys.executable, "-c", BUILD, str(build.SOURCES), *build.UNITS]
     waiting = subprocess.Popen(
         command, env={**os.environ, "CXX": str(fake)}, stderr=subprocess.DEVNULL
     )
@@ -335,7 +343,41 @@ def test_the_kernels_compile_for_every_level(level: Level, monkeypatch: pytest.M
     need_compiler()
     if level not in build.usable_levels():
         monkeypatch.setenv("CXXFLAGS", QUICK)
-    assert build.library_path(level).exists()
+    assert all(path.exists() for path in build.library_paths(level, [None, *FORMATS]))
+
+
+@compiles
+@pytest.mark.usefixtures("empty_cache", "small_sources")
+def test_a_format_is_compiled_when_it_is_needed_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    need_compiler()
+    monkeypatch.setattr(compilers, "NOTICE_SECONDS", 0.0)
+    monkeypatch.setattr(build, "_version", str)  # which would have a notice of its own
+    build.library_path(AVX2)
+    assert [path.name for path in build.cache_folder().rglob("*.so")] == ["kernels-avx2.so"]
+    base, first, second = build.library_paths(AVX2, [None, "Q4_K", "Q6_K"])
+    assert (first.name, second.name) == ("kernels-avx2-Q4_K.so", "kernels-avx2-Q6_K.so")
+    assert ctypes.CDLL(str(first)).Q4_K() == ctypes.CDLL(str(base)).one() == 7
+    notices = [record.getMessage().partition(" with ")[0] for record in caplog.records]
+    assert notices == ["compiling the CPU kernels", "compiling the CPU kernels for Q4_K, Q6_K"]
+
+
+def test_a_format_whose_kernels_do_not_compile_takes_another_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    need_kernels()
+    kernels = library.load()
+    monkeypatch.setattr(library, "active", lambda: kernels)
+
+    def full(*_: object) -> Path:
+        raise CannotBuild("the disk is full")
+
+    monkeypatch.setattr(build, "library_path", full)
+    assert not quantised.serves("Q4_K", 256)
+    assert not quantised.serves("Q4_K", 256)
+    (record,) = caplog.records
+    assert record.getMessage() == "no kernel multiplies with weights in Q4_K: the disk is full"
 
 
 @compiles
@@ -346,10 +388,14 @@ def test_the_package_is_built_for_every_level_and_preferred(
     need_compiler()
     monkeypatch.setattr(build, "PREBUILT", empty_cache / "prebuilt")
     paths = build.build_package()
-    assert [build.library_path(level) for level in build.LEVELS] == paths
+    for level in build.LEVELS:
+        of_level = build.library_paths(level, [None, *FORMATS])
+        assert of_level == paths[: len(of_level)]
+        del paths[: len(of_level)]
+    assert not paths
     monkeypatch.setattr(build, "_source_key", lambda: "0" * 64)  # other sources: compiled anew
     monkeypatch.setattr(build, "compile_to", lambda *_: None)
-    assert build.library_path(AVX2) not in paths
+    assert not build.library_path(AVX2).is_relative_to(build.PREBUILT)
 
 
 def test_kernels_share_the_threads_of_torch() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from worker.kernels import quantised
+from worker.kernels.formats import FORMATS
 from worker.kernels.library import Library
-from worker.kernels.quantised import FORMATS
 from worker.layers.weights.quantise import quantise
 from worker.layers.weights.quantised_tensor import QuantisedTensor
 

@@ -5,6 +5,8 @@
 
 #include "simd.h"
 
+namespace chunks {
+
 namespace {
 
 #ifdef AVX512
@@ -75,3 +77,5 @@ INLINE void multiply(const float* left, const float* right, int64_t side, int64_
 }
 
 }  // namespace
+
+}  // namespace chunks

@@ -12,6 +12,9 @@
 #include "work.h"
 
 #include <algorithm>
+#include <cmath>
+
+namespace chunks {
 
 namespace {
 
@@ -270,3 +273,5 @@ EXPORT void attend_chunks(const void* q, int64_t q_stride, const void* k, int64_
     attend_all<Single<bf16>>(a);
 }
 FROM_WORDS(attend_chunks)
+
+}  // namespace chunks

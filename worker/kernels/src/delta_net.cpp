@@ -8,6 +8,10 @@
 #include "simd.h"
 #include "work.h"
 
+#include <cmath>
+
+namespace delta_net {
+
 namespace {
 
 constexpr int64_t SERIAL = 1 << 14;
@@ -146,3 +150,5 @@ EXPORT void delta_recur(float* state, const int64_t* slots, const float* y, cons
     }
 }
 FROM_WORDS(delta_recur)
+
+}  // namespace delta_net

@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <vector>
 
+namespace dense {
+
 namespace {
 
 // Unit `index` of those of all matrices.
@@ -75,3 +77,5 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t rows, int64_t co
     }
 }
 FROM_WORDS(dense_linear)
+
+}  // namespace dense

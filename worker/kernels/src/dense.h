@@ -4,6 +4,8 @@
 #include "simd.h"
 #include "work.h"
 
+namespace dense {
+
 constexpr int UNIT = 32;  // outputs; dense.py checks that a matrix has as many
 constexpr int STEP = 32;  // channels; columns are a multiple, dense.py checks it
 
@@ -43,3 +45,5 @@ struct Unit {
 
     const bf16* weights(const Dense& d) const { return matrix->weight + output * d.columns; }
 };
+
+}  // namespace dense

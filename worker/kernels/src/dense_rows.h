@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <type_traits>
 
+namespace dense {
+
 namespace {
 
 constexpr int TOGETHER = 5;  // most rows that one pass over the weights multiplies
@@ -180,3 +182,5 @@ void unit_in_float32(const Dense&, const Unit&, Ahead&) {}
 #endif
 
 }  // namespace
+
+}  // namespace dense

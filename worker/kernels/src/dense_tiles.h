@@ -5,6 +5,8 @@
 #include "dense.h"
 #include "tiles.h"
 
+namespace dense {
+
 namespace {
 
 #ifdef AVX512
@@ -235,3 +237,5 @@ void unit_of_packed(const Dense&, const Unit&, float*, Ahead&) {}
 #endif
 
 }  // namespace
+
+}  // namespace dense

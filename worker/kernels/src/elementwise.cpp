@@ -3,6 +3,10 @@
 #include "program.h"
 #include "simd.h"
 
+#include <cmath>
+
+namespace elementwise {
+
 namespace {
 
 constexpr int64_t SERIAL = 1 << 14;  // fewer elements than this are not worth a second thread
@@ -311,3 +315,5 @@ EXPORT void add_to_integers(const int64_t* x, int64_t number, int64_t* out, int6
     for (int64_t i = 0; i < size; i++) out[i] = x[i] + number;
 }
 FROM_WORDS(add_to_integers)
+
+}  // namespace elementwise

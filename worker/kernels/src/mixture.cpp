@@ -2,7 +2,10 @@
 #include "program.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
+
+namespace mixture {
 
 namespace {
 
@@ -124,3 +127,5 @@ EXPORT void combine_experts(const void* outputs, const void* weights, const int6
                     (bf16*)y, threads);
 }
 FROM_WORDS(combine_experts)
+
+}  // namespace mixture

@@ -5,21 +5,22 @@
 // lie side by side, four channels of each row adjacent, as integer dot products read them. All
 // tiles add in the same order: a row's result is the same, bit for bit, in every batch. With AMX, many
 // rows of bf16 (prefill) are not rounded, but multiplied with weights that are dequantised to bf16.
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__AVX512VNNI__)
-// With its 16 registers, or else GCC 12 keeps sums of tiles in memory: see docs/optimisations.md.
-#pragma GCC optimize("no-tree-ter", "no-tree-reassoc")
-#endif
-
+//
+// This part rounds and hands out the work. What differs between formats is in their libraries.
 #include "program.h"
 #include "quantised_bf16.h"
-#include "quantised_packing.h"
 #include "quantised_tiles.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <vector>
 
+namespace quantised {
+
 namespace {
+
+const FormatKernels* used_formats[FORMATS];  // null: its library has not been loaded
 
 // Whole numbers within ±127 as bytes.
 #ifdef AVX512
@@ -96,6 +97,11 @@ const Part& part_of(const std::vector<Part>& parts, int64_t unit) {
 
 }  // namespace
 
+// `kernels`: from the library of the format, which stays loaded. Functions that take a format need it.
+EXPORT void use_format(int format, const void* kernels) {
+    used_formats[format] = (const FormatKernels*)kernels;
+}
+
 // Bytes of `rows` packed rows of `columns` channels.
 EXPORT int64_t packed_bytes(int format, int64_t rows, int64_t columns) {
     return panels_of(rows) * panel_bytes(SHAPES[format], columns / BLOCK);
@@ -104,11 +110,16 @@ EXPORT int64_t packed_bytes(int format, int64_t rows, int64_t columns) {
 // The file's blocks of `rows` rows → `packed`.
 EXPORT void pack_rows(int format, const uint8_t* blocks, uint8_t* packed, int64_t rows,
                       int64_t columns, int threads) {
-    with_format((FormatCode)format, [&](auto code) {
-        pack<decltype(code)::value>(blocks, packed, rows, columns, threads);
-    });
+    used_formats[format]->pack(blocks, packed, rows, columns, threads);
 }
 FROM_WORDS(pack_rows)
+
+// out [rows, columns] = the rows with these numbers of a table in the file's blocks.
+EXPORT void unpack_rows(int format, const uint8_t* table, const int64_t* numbers, void* out,
+                        int64_t rows, int64_t columns, int type, int threads) {
+    used_formats[format]->unpack_rows(table, numbers, out, rows, columns, type, threads);
+}
+FROM_WORDS(unpack_rows)
 
 // y [rows, outputs] = x Wᵀ with the rows of x that belong to each of `matrices` matrices, in order:
 // `counts` each, or all `rows` to the only one if it is null. A matrix is `parts` packed ones, one below
@@ -157,17 +168,14 @@ EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_
                 ahead.at = (const char*)then.start(following);
                 ahead.end = ahead.at + then.count(following) * then.panel_bytes;
             }
-            const auto multiply = [&](auto format) {
-                constexpr int F = decltype(format)::value;
-                if (part.widens)
-                    multiply_in_bf16<F>(part, part.first(unit), part.count(unit),
-                                        (const bf16*)x + part.row * stride, stride, columns, out,
-                                        memory);
-                else
-                    multiply_panels<F>(part, part.first(unit), part.count(unit),
-                                       rounded.from(part.row), out, memory, ahead);
-            };
-            with_format(part.format, multiply);
+            const FormatKernels& kernels = *used_formats[part.format];
+            if (part.widens)
+                kernels.multiply_in_bf16(part, part.first(unit), part.count(unit),
+                                         (const bf16*)x + part.row * stride, stride, columns, out,
+                                         memory);
+            else
+                kernels.multiply(part, part.first(unit), part.count(unit), rounded.from(part.row),
+                                 out, memory, ahead);
         });
         if (streams) _mm_sfence();
         if (widens) end_bf16();
@@ -175,3 +183,5 @@ EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_
     }
 }
 FROM_WORDS(quantised_linear)
+
+}  // namespace quantised

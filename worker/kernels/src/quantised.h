@@ -1,12 +1,11 @@
-// What the products with quantised weights share: see quantised.cpp.
+// What the products with quantised weights share: see quantised.cpp. The kernels of each format are a
+// library of their own, which is compiled when a model needs it: see quantised_format.cpp.
 #pragma once
 
 #include "simd.h"
+#include "work.h"
 
-#include <algorithm>
-#include <type_traits>
-
-namespace {
+namespace quantised {
 
 constexpr int BLOCK = 32;   // channels with one activation scale
 constexpr int SUPER = 256;  // channels of a block of the K formats
@@ -19,31 +18,8 @@ constexpr int QUADS = BLOCK / QUAD;
 INLINE int64_t panels_of(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
 
 enum FormatCode {  // the codes in quantised.py
-    Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, IQ4_NL, IQ4_XS
+    Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, IQ4_NL, IQ4_XS, FORMATS
 };
-template <FormatCode F>
-using Code = std::integral_constant<FormatCode, F>;
-
-// Calls `work` with the Code of a format.
-template <typename Work>
-void with_format(FormatCode format, const Work& work) {
-    switch (format) {
-        case Q4_0: return work(Code<Q4_0>());
-        case Q8_0: return work(Code<Q8_0>());
-        case Q4_K: return work(Code<Q4_K>());
-        case Q5_K: return work(Code<Q5_K>());
-        case Q6_K: return work(Code<Q6_K>());
-        case MXFP4: return work(Code<MXFP4>());
-        case Q4_1: return work(Code<Q4_1>());
-        case Q5_0: return work(Code<Q5_0>());
-        case Q5_1: return work(Code<Q5_1>());
-        case Q2_K: return work(Code<Q2_K>());
-        case Q3_K: return work(Code<Q3_K>());
-        case IQ4_NL: return work(Code<IQ4_NL>());
-        case IQ4_XS: return work(Code<IQ4_XS>());
-    }
-}
-
 // Rounded activations of all rows.
 struct Rounded {
     int8_t* values;     // [rows, columns]
@@ -72,7 +48,7 @@ struct Output {
         return (first_row + row) * stride + output + panel * PANEL;
     }
     void put(int64_t row, int64_t panel, Floats x) const {
-        const int count = (int)std::min<int64_t>(PANEL, outputs - panel * PANEL);
+        const int count = (int)least(PANEL, outputs - panel * PANEL);
         if (type == FLOAT32)
             store_up_to((float*)y + at(row, panel), x, count);
         else
@@ -102,8 +78,24 @@ struct Part {
     int64_t units() const { return (panels + together - 1) / together; }
     // Panels of a unit.
     int64_t first(int64_t unit) const { return (unit - begin) * together; }
-    int count(int64_t unit) const { return (int)std::min(together, panels - first(unit)); }
+    int count(int64_t unit) const { return (int)least(together, panels - first(unit)); }
     const uint8_t* start(int64_t unit) const { return packed + first(unit) * panel_bytes; }
 };
 
-}  // namespace
+// What the library of a format computes.
+struct FormatKernels {
+    // The file's blocks of `rows` rows → `packed`.
+    void (*pack)(const uint8_t* blocks, uint8_t* packed, int64_t rows, int64_t columns, int threads);
+    // y of `count` panels of a part from the one at `first` on. `memory`: for widened panels.
+    void (*multiply)(const Part& part, int64_t first, int count, const Rounded& x, const Output& y,
+                     uint8_t* memory, Ahead& ahead);
+    // The same of rows in bf16, which are not rounded further, and of one or two panels. These are
+    // dequantised to `memory` once for all rows.
+    void (*multiply_in_bf16)(const Part& part, int64_t first, int count, const bf16* x,
+                             int64_t stride, int64_t columns, const Output& y, uint8_t* memory);
+    // out [rows, columns] = the rows with these numbers of a table in the file's blocks.
+    void (*unpack_rows)(const uint8_t* table, const int64_t* numbers, void* out, int64_t rows,
+                        int64_t columns, int type, int threads);
+};
+
+}  // namespace quantised

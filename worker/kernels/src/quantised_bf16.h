@@ -6,6 +6,8 @@
 #include "tiles.h"
 #include "work.h"
 
+namespace quantised {
+
 namespace {
 
 constexpr int WIDE_PANELS = 2;  // that it multiplies together
@@ -58,8 +60,7 @@ INLINE void multiply_bf16(const bf16* x, int64_t stride, const uint8_t* first,
     _tile_stored(3, sums + 3 * TILE, VECTOR);
 }
 
-// y of rows in bf16, which are not rounded further, and of one or two panels of a
-// part from the one at `first` on. These are dequantised to `memory` once for all rows.
+// See FormatKernels.
 template <int F>
 void multiply_in_bf16(const Part& part, int64_t first, int count, const bf16* x, int64_t stride,
                       int64_t columns, const Output& y, uint8_t* memory) {
@@ -80,17 +81,19 @@ void multiply_in_bf16(const Part& part, int64_t first, int count, const bf16* x,
     }
 }
 
-void begin_bf16() { configure_tiles(VECTOR, TILE_ROWS); }
-void end_bf16() { _tile_release(); }
+INLINE void begin_bf16() { configure_tiles(VECTOR, TILE_ROWS); }
+INLINE void end_bf16() { _tile_release(); }
 
 #else
 
 template <int F>
 void multiply_in_bf16(const Part&, int64_t, int, const bf16*, int64_t, int64_t, const Output&,
                       uint8_t*) {}
-void begin_bf16() {}
-void end_bf16() {}
+INLINE void begin_bf16() {}
+INLINE void end_bf16() {}
 
 #endif
 
 }  // namespace
+
+}  // namespace quantised

@@ -5,6 +5,8 @@
 #include "quantised.h"
 #include "quantised_ints.h"
 
+namespace quantised {
+
 namespace {
 
 // Bytes that a panel has per block of 32 channels, or with `per_super` per 256 channels.
@@ -150,3 +152,5 @@ INLINE Scales scales_of(const Panel& p, int64_t block) {
 }
 
 }  // namespace
+
+}  // namespace quantised

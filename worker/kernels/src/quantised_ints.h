@@ -3,7 +3,7 @@
 
 #include "simd.h"
 
-#include <algorithm>
+namespace quantised {
 
 namespace {
 
@@ -111,7 +111,7 @@ INLINE Ints neighbours(Ints pairs) {
 template <int HIGHEST, int COUNT>
 struct Sum {
     static constexpr int DEPTH =
-        std::min(COUNT, HIGHEST < 16 ? 8 : HIGHEST < 32 ? 4 : HIGHEST < 64 ? 2 : 1);
+        (int)least(COUNT, HIGHEST < 16 ? 8 : HIGHEST < 32 ? 4 : HIGHEST < 64 ? 2 : 1);
     static_assert(DEPTH == 1 || DEPTH * 2 * 127 * HIGHEST < 1 << 15, "16 bits are too few");
     int32_t more;
     Ints total, pairs;
@@ -142,3 +142,5 @@ struct Sum {
 #endif
 
 }  // namespace
+
+}  // namespace quantised

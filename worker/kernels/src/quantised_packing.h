@@ -3,6 +3,8 @@
 
 #include "quantised_formats.h"
 
+namespace quantised {
+
 namespace {
 
 // One block of the file: 32 or 256 unsigned values, their scales and minima, d and dmin.
@@ -161,7 +163,7 @@ void pack(const uint8_t* blocks, uint8_t* packed, int64_t rows, int64_t columns,
 #pragma omp parallel for num_threads(threads)
     for (int64_t index = 0; index < panels_of(rows); index++) {
         const Panel p = panel_at(packed, SHAPES[F], columns / BLOCK, index);
-        const int count = (int)std::min<int64_t>(PANEL, rows - index * PANEL);
+        const int count = (int)least(PANEL, rows - index * PANEL);
         if (count < PANEL) memset(packed + index * size, 0, size);
         for (int row = 0; row < count; row++)
             pack_row<F>(blocks + (index * PANEL + row) * row_bytes, columns / BLOCK, p, row);
@@ -169,3 +171,5 @@ void pack(const uint8_t* blocks, uint8_t* packed, int64_t rows, int64_t columns,
 }
 
 }  // namespace
+
+}  // namespace quantised

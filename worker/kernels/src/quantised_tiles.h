@@ -5,7 +5,7 @@
 #include "quantised_formats.h"
 #include "work.h"
 
-#include <algorithm>
+namespace quantised {
 
 namespace {
 
@@ -208,13 +208,13 @@ void many_rows(const Source* panels, int count, int64_t first_panel, const Round
 // for all threads.
 INLINE int64_t panels_of_few_rows(int64_t bytes, int64_t panels, int threads) {
     const int64_t each = panels / (UNITS_PER_THREAD * threads);
-    return std::max<int64_t>(1, std::min(UNIT_BYTES / bytes, each));
+    return greatest(1, least(UNIT_BYTES / bytes, each));
 }
 
 // Bytes that a thread needs to widen panels of any format.
 INLINE int64_t widened_bytes(int64_t blocks) { return PANELS * blocks * Widened<Q2_K>::BLOCK_BYTES; }
 
-// y of `count` panels of a part from the one at `first` on. `memory`: for widened panels.
+// See FormatKernels.
 template <int F>
 void multiply_panels(const Part& part, int64_t first, int count, const Rounded& x, const Output& y,
                      uint8_t* memory, Ahead& ahead) {
@@ -242,3 +242,5 @@ void multiply_panels(const Part& part, int64_t first, int count, const Rounded& 
 }
 
 }  // namespace
+
+}  // namespace quantised

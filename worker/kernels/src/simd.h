@@ -4,7 +4,6 @@
 // the BF16 and VNNI extensions. NaN passes through every function, as in torch.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <immintrin.h>
@@ -16,6 +15,11 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE [[gnu::noinline]] static
+
+// As std::min and std::max, whose header takes a compiler longer to read than all of this.
+constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
 
 struct bf16 {
     uint16_t bits;
@@ -263,15 +267,15 @@ INLINE Floats zero_below(Floats limit, Floats x, Floats y) {
 
 INLINE Floats zeros() { return all(0.0f); }
 
-// The first n < LANES elements; the others are zero.
+// The first n < LANES elements; the others are zero. Ends of rows: not inlined, for the compiler's time.
 template <typename T>
-INLINE Floats load_some(const T* p, int n) {
+NOINLINE Floats load_some(const T* p, int n) {
     T padded[LANES] = {};
     memcpy(padded, p, n * sizeof(T));
     return load(padded);
 }
 template <typename T>
-INLINE void store_some(T* p, Floats x, int n) {
+NOINLINE void store_some(T* p, Floats x, int n) {
     T padded[LANES];
     store(padded, x);
     memcpy(p, padded, n * sizeof(T));

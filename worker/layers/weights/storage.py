@@ -5,7 +5,7 @@ Blocks of types that no kernel multiplies with are re-encoded on the way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 from itertools import groupby
 from operator import itemgetter
@@ -16,7 +16,9 @@ from gguf import GGML_QUANT_SIZES, quants
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
+from worker.kernels import library
 from worker.kernels import quantised as cpu_kernels
+from worker.kernels.formats import FORMATS
 from worker.kernels.library import TYPE_CODES
 from worker.layers.weights import bf16, onednn, triton
 from worker.layers.weights.dense import DenseWeight, empty, merge
@@ -67,6 +69,15 @@ def _kernels(
     if device.type == "cpu" and dtype in TYPE_CODES and cpu_kernels.serves(kind.name, columns):
         return ProductKind.INTEGERS
     return None
+
+
+def prepare(kinds: Collection[Type], dtype: torch.dtype, device: torch.device) -> None:
+    """Compile the kernels of linears of `dtype` with blocks of these types, all at once, where they
+    are missing."""
+    names = {kind.name for kind in kinds}
+    if names and device.type == "cpu" and dtype in TYPE_CODES:
+        others = {TARGET.name} if names - FORMATS.keys() else set()  # which are re-encoded
+        library.prepare(sorted(names & FORMATS.keys() | others))
 
 
 def reencode(weight: QuantisedTensor) -> QuantisedTensor:

@@ -9,8 +9,8 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
 from tests.worker.gguf.blocks import TYPES, random_blocks
-from worker.kernels import library
-from worker.kernels.quantised import FORMATS
+from worker.kernels import build, library
+from worker.kernels.formats import FORMATS
 from worker.layers.embedding import Embedding, Head
 from worker.layers.expert_linears import ExpertFactory
 from worker.layers.linear import LinearFactory
@@ -18,7 +18,7 @@ from worker.layers.weights import triton
 from worker.layers.weights.dequantising import DequantisingWeight
 from worker.layers.weights.integer import IntegerWeight
 from worker.layers.weights.quantised_tensor import QuantisedTensor
-from worker.layers.weights.storage import ProductKind, product_kind, reencode
+from worker.layers.weights.storage import ProductKind, prepare, product_kind, reencode
 
 CPU = torch.device("cpu")
 ROWS, COLUMNS = 40, 256
@@ -57,6 +57,18 @@ def test_every_type_is_multiplied_with_by_the_kernels(kind: Type) -> None:
         assert error(linear(x), x @ values(weight).T + bias) < 0.02
     chosen = product_kind(kind, COLUMNS, torch.float32, CPU, keep=False)
     assert chosen is (ProductKind.INTEGERS if kind.name in FORMATS else ProductKind.REENCODED)
+
+
+def test_what_a_model_needs_is_compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(build, "library_paths", lambda _, formats: asked.append(formats))
+    prepare({Type.Q6_K, Type.Q4_K}, torch.bfloat16, CPU)
+    prepare({Type.Q4_K, Type.IQ1_S}, torch.bfloat16, CPU)  # the latter is re-encoded
+    assert asked == [[None, "Q4_K", "Q6_K"], [None, "Q4_K", "Q8_0"]]
+    prepare(set(), torch.bfloat16, CPU)
+    prepare({Type.Q4_K}, torch.float16, CPU)
+    prepare({Type.Q4_K}, torch.bfloat16, torch.device("cuda"))
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)

@@ -1,7 +1,10 @@
 // Rows of a quantised table as floats: embeddings. The table is as in the file, since only the rows
 // that are used are read. Values equal those of gguf.quants bit for bit.
-#include "program.h"
+#pragma once
+
 #include "quantised_packing.h"
+
+namespace quantised {
 
 namespace {
 
@@ -74,17 +77,16 @@ void put_rows(const uint8_t* table, const int64_t* numbers, T* out, int64_t rows
     }
 }
 
+// See FormatKernels.
+template <int F>
+void unpack_rows(const uint8_t* table, const int64_t* numbers, void* out, int64_t rows,
+                 int64_t columns, int type, int threads) {
+    if (type == FLOAT32)
+        put_rows<F>(table, numbers, (float*)out, rows, columns, threads);
+    else
+        put_rows<F>(table, numbers, (bf16*)out, rows, columns, threads);
+}
+
 }  // namespace
 
-// out [rows, columns] = the rows with these numbers of a table in the file's blocks.
-EXPORT void unpack_rows(int format, const uint8_t* table, const int64_t* numbers, void* out,
-                        int64_t rows, int64_t columns, int type, int threads) {
-    with_format((FormatCode)format, [&](auto code) {
-        constexpr int F = decltype(code)::value;
-        if (type == FLOAT32)
-            put_rows<F>(table, numbers, (float*)out, rows, columns, threads);
-        else
-            put_rows<F>(table, numbers, (bf16*)out, rows, columns, threads);
-    });
-}
-FROM_WORDS(unpack_rows)
+}  // namespace quantised
