@@ -8,13 +8,17 @@ memory as the first time.
 from __future__ import annotations
 
 import struct
+import weakref
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import Array, addressof, c_float
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -61,19 +65,35 @@ class Program:
 
 
 class Arena:
-    """Memory for the tensors of recordings. They share it: only one is computed at a time."""
+    """Memory for the tensors of recordings. They share it: only one is computed at a time. The
+    memory of a tensor that is gone serves the next one of its size, since calls are made again in
+    their order: a step takes as much as it holds at a time, and finds it in the caches."""
 
     def __init__(self) -> None:
         self._chunks: list[Tensor] = []
         self._index, self._used = 0, 0  # the chunk that is used now, and the bytes used of it
+        self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)  # by size
+
+    @property
+    def held(self) -> int:
+        """Bytes of the last recording that tensors have had at a time."""
+        return sum(chunk.nbytes for chunk in self._chunks[: self._index]) + self._used
 
     def restart(self) -> None:
         """The next tensors are those of another recording."""
         self._index = self._used = 0
+        self._free = defaultdict(list)  # tensors of earlier recordings are not put back here
 
     def empty_like(self, x: Tensor) -> Tensor:
         """A contiguous tensor with the shape and dtype of x."""
         size = -(-x.nbytes // ALIGNMENT) * ALIGNMENT
+        free = self._free[size]
+        memory = free.pop() if free else self._new(size)
+        held = memory[: x.nbytes]  # as long as a tensor refers to it
+        weakref.finalize(held, free.append, memory).atexit = False
+        return torch.from_numpy(held).view(x.dtype).view(x.shape)
+
+    def _new(self, size: int) -> NDArray[np.uint8]:
         while self._index < len(self._chunks):
             if self._used + size <= self._chunks[self._index].nbytes:
                 break
@@ -81,8 +101,8 @@ class Arena:
         else:
             self._chunks.append(torch.empty(max(size, CHUNK_BYTES), dtype=torch.uint8))
         start, self._used = self._used, self._used + size
-        chunk = self._chunks[self._index]
-        return chunk[start : start + x.nbytes].view(x.dtype).view(x.shape)
+        memory: NDArray[np.uint8] = self._chunks[self._index].numpy()
+        return memory[start : self._used]
 
 
 class Recording(TorchDispatchMode):

@@ -7,6 +7,7 @@ values of a few tensors.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -22,7 +23,6 @@ from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.rope import Rope, Rotation
 
-MOST_ROWS = 32  # of a step that is recorded: its tensors stay in memory
 MOST_STEPS = 64  # that are kept
 MOST_FORMS = 1024  # that are counted
 ATTENDED = (FullKVCache, WindowKVCache)  # caches that kernels read
@@ -113,7 +113,7 @@ class Replay:
         self._steps: dict[Form, Step[Any]] = {}  # the last used one is the last
         self._seen: set[Form] = set()
         self._arena = Arena()
-        self.enabled = True
+        self.most_rows = sys.maxsize  # of steps that nothing but kernels computes, as far as known
 
     def __call__(
         self,
@@ -126,7 +126,8 @@ class Replay:
         """The result of `compute`, which takes one token more of each sequence in each pass but the
         first. The next call overwrites it. `kind`: equal for calls that differ in `inputs` only."""
         batch = inputs.batch
-        stored = _stored(batch, caches, passes) if self.enabled else None
+        rows = len(batch.token_ids)
+        stored = _stored(batch, caches, passes) if rows <= self.most_rows else None
         if stored is None:
             return compute(inputs)
         form = (*kind, *inputs.table_sizes, torch.get_num_threads(), *batch.shape)
@@ -139,7 +140,8 @@ class Replay:
                 return compute(inputs)
             step = Step(compute, inputs, stored, passes, self._arena)
             out: Out = step.out
-            self.enabled = step.usable or bool(batch.chunks or kind)
+            if not (step.usable or batch.chunks or kind):
+                self.most_rows = rows - 1  # torch computes products of many rows, or all
         elif step.usable:
             out = step(inputs, stored)
         else:
@@ -152,7 +154,7 @@ class Replay:
 
 def _stored(batch: Batch, caches: Sequence[LayerCache], passes: int) -> list[Stored] | None:
     """The caches, of a step that may be recorded: its chunks are computed by kernels as well."""
-    if len(batch.token_ids) > MOST_ROWS or not batch.small:
+    if not batch.small:
         return None
     groups = [group for group in (batch.decode, batch.short) if group is not None]
     slots = max(group.high for group in groups)

@@ -17,9 +17,10 @@ from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker.kernels import library, recording
 from worker.kernels.elementwise import rms_norm
-from worker.layers import replay, rope
+from worker.layers import rope
 from worker.layers.batch import Batch, Span
 from worker.layers.replay import Form, Inputs, Step
+from worker.layers.weights import bf16
 from worker.models.model import Decoder
 
 pytestmark = pytest.mark.skipif(library.active() is None, reason="needs the CPU kernels")
@@ -36,8 +37,8 @@ CASES = [
 ]
 
 
-def load(folder: Path, family: str, dtype: str = "bf16") -> Engine:
-    shape: dict[str, Any] = {"intermediate_size": 64, "head_dim": 16}
+def load(folder: Path, family: str, dtype: str = "bf16", **fields: Any) -> Engine:
+    shape: dict[str, Any] = {"intermediate_size": 64, "head_dim": 16, **fields}
     if family == "qwen3_moe":
         shape["moe_intermediate_size"] = 32
     if family == "gemma3_text":
@@ -63,10 +64,10 @@ def decoder_of(engine: Engine) -> Decoder:
 @contextmanager
 def computed(model: Decoder) -> Iterator[None]:
     """Without recorded steps."""
-    before = model._replay.enabled
-    model._replay.enabled = False
+    before = model._replay.most_rows
+    model._replay.most_rows = 0
     yield
-    model._replay.enabled = before
+    model._replay.most_rows = before
 
 
 class Run:
@@ -219,20 +220,54 @@ def test_generated_tokens_are_the_same(tmp_path: Path) -> None:
     recorded = [one.token_ids for one in engine.generate(prompts, options)]
     singles = [form[3] for form in model._replay._steps if len(form) == 4]
     assert sorted(singles) == [1, 2, 3]
-    model._replay.enabled = False
+    model._replay.most_rows = 0
     assert [one.token_ids for one in engine.generate(prompts, options)] == recorded
 
 
-def test_large_steps_and_other_numbers_of_threads_are_computed(
+def test_steps_with_more_rows_than_kernels_multiply_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bf16, "most_rows", lambda: 2)
+    model = decoder_of(load(tmp_path, "qwen3", "bf16"))
+    run = Run(model, 4, 32)
+    recorded: list[int] = []
+    make = Step.__init__
+
+    def noted(self: Step[Tensor], compute: Any, inputs: Inputs, *rest: Any) -> None:
+        recorded.append(len(inputs.batch.token_ids))
+        make(self, compute, inputs, *rest)
+
+    monkeypatch.setattr(Step, "__init__", noted)
+    with torch.inference_mode():
+        for rows in (4, 2, 3):
+            for _ in range(3):
+                run.step({slot: [1] for slot in range(rows)})
+    assert recorded == [4, 2, 3]
+    assert model._replay.most_rows == 2
+    assert [step.usable for step in model._replay._steps.values()] == [False, True, False]
+
+
+def test_a_recorded_step_holds_the_memory_of_one_layer(tmp_path: Path) -> None:
+    taken = []
+    for layers in (2, 8):
+        folder = tmp_path / str(layers)
+        model = decoder_of(load(folder, "qwen3", "q8", num_hidden_layers=layers))
+        run = Run(model, 64, 32)
+        with torch.inference_mode():
+            for _ in range(2):
+                run.step({slot: [1] for slot in range(64)})
+        (step,) = model._replay._steps.values()
+        assert step.usable
+        taken.append(model._replay._arena.held)
+    assert taken[0] == taken[1]
+
+
+def test_other_numbers_of_threads_are_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = decoder_of(load(tmp_path, "qwen3"))
     run = Run(model, 4, 32)
-    monkeypatch.setattr(replay, "MOST_ROWS", 2)
     with torch.inference_mode():
-        for _ in range(2):
-            run.step({0: [1], 1: [1], 2: [1]})
-        assert not model._replay._steps
         for _ in range(2):
             run.step({0: [1], 1: [1]})
         (step,) = model._replay._steps.values()
