@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableSequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor
 
-from worker.kernels import library
+from worker.kernels import choices, library
 from worker.kernels.library import TYPE_CODES
 
 # Limits of the sources.
@@ -18,6 +18,7 @@ CHANNELS = 16  # a head's channels are a multiple of this
 MAX_DIM = 512
 MAX_GROUP = 64  # query heads per key-value head
 MAX_STATE = 16_384  # query heads per key-value head · channels
+MEASURED_TOKENS, MEASURED_COLUMNS = 8, 256
 PLACES = (6, 7, 10, 14)  # arguments of attend_decode that say where a cache is, see `Stored.place`
 
 
@@ -72,6 +73,61 @@ def serves(q: Tensor, stored: Stored) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Way:
+    """Whether vector units multiply pairs of bf16, or else float32, where the level of the kernels
+    has both: for single tokens, and for chunks."""
+
+    tokens_in_pairs: bool
+    chunks_in_pairs: bool
+
+
+@cache
+def fastest_way() -> Way:
+    """The one of this machine, by measurement. It is measured when the first token is computed,
+    since no step is recorded at its first time."""
+    level = library.require().level.name
+    if level == "avx2":  # which multiplies no pairs
+        return Way(False, False)
+    kept = choices.of(level, torch.get_num_threads())
+    return Way(
+        bool(kept.get("attention of single tokens in pairs of bf16", _prefers_pairs_of_tokens)),
+        bool(kept.get("attention of chunks in pairs of bf16", _prefers_pairs_of_chunks)),
+    )
+
+
+def _prefers_pairs_of_tokens() -> bool:
+    rows = torch.arange(MEASURED_TOKENS)
+    positions = torch.full((MEASURED_TOKENS,), MEASURED_COLUMNS - 1)
+    q, k, v, stored, out = _measured(MEASURED_TOKENS)
+    return choices.prefers_first(
+        *(
+            partial(attend_decode, q, k, v, stored, rows, positions, 1.0, None, None, out, pairs)
+            for pairs in (True, False)
+        )
+    )
+
+
+def _prefers_pairs_of_chunks() -> bool:
+    chunks = torch.tensor([[0, 0, MEASURED_COLUMNS, 0]])
+    q, k, v, stored, out = _measured(MEASURED_COLUMNS)
+    return choices.prefers_first(
+        *(
+            partial(attend_chunks, q, k, v, stored, chunks, 1.0, None, None, out, pairs)
+            for pairs in (True, False)
+        )
+    )
+
+
+def _measured(rows: int) -> tuple[Tensor, Tensor, Tensor, Stored, Tensor]:
+    """q, k, v, caches and results that are measured with: those of many models."""
+    heads, kv_heads, dim = 16, 8, 128
+    ones = partial(torch.ones, dtype=torch.bfloat16)
+    caches = ones(2, MEASURED_TOKENS, kv_heads, MEASURED_COLUMNS, dim)
+    q, k, v = ones(rows, heads, dim), ones(rows, kv_heads, dim), ones(rows, kv_heads, dim)
+    return q, k, v, Stored(caches[0], caches[1], None), ones(rows, heads * dim)
+
+
 def attend_decode(
     q: Tensor,
     k: Tensor,
@@ -83,13 +139,14 @@ def attend_decode(
     cap: float | None,
     sinks: Tensor | None,
     out: Tensor,
+    pairs: bool | None = None,
 ) -> None:
     """Stores k and v [rows, kv_heads, head_dim] of new tokens, and attends with
     q [rows, heads, head_dim] to the positions that each sees: out [rows, heads * head_dim].
 
     slots and positions: int64 [rows]; rows of one sequence lie together, in their order. `cap`
     limits scores to (-cap, cap) with tanh; `sinks`, float32 [heads], are further scores without
-    values. `out` is contiguous.
+    values. `out` is contiguous. `pairs`: see `Way`; None: as this machine does so faster.
     """
     q, k, v = _adjacent(q), _adjacent(k), _adjacent(v)
     keys, values, shared, _ = stored.place
@@ -107,7 +164,7 @@ def attend_decode(
         scale,
         cap or 0.0,
         TYPE_CODES[q.dtype],
-        library.multiplies_pairs(),
+        fastest_way().tokens_in_pairs if pairs is None else pairs,
         torch.get_num_threads(),
     )
 
@@ -122,6 +179,7 @@ def attend_chunks(
     cap: float | None,
     sinks: Tensor | None,
     out: Tensor,
+    pairs: bool | None = None,
 ) -> None:
     """The same for chunks of sequences that differ. Other rows of q, k, v and out are not touched.
 
@@ -142,7 +200,7 @@ def attend_chunks(
         scale,
         cap or 0.0,
         TYPE_CODES[q.dtype],
-        library.multiplies_pairs(),
+        fastest_way().chunks_in_pairs if pairs is None else pairs,
         torch.get_num_threads(),
     )
 

@@ -90,11 +90,6 @@ def usable_levels(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Level]:
     return [level for level in LEVELS if level.features <= features]
 
 
-def vendor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The vendor of the CPU, such as GenuineIntel; empty if unknown."""
-    return _cpu_fact("vendor_id", cpuinfo)
-
-
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The CPU's name, such as AMD EPYC 7003; empty if unknown."""
     return _cpu_fact("model name", cpuinfo)

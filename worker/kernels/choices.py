@@ -1,9 +1,9 @@
 """Choices between ways of computing, made by measurement on the machine that computes.
 
-A choice is a number of rows: up to it one way is used, beyond it the other. Which one is right
-depends on the CPU, its memory and the number of threads, so that no constant is. It is measured
-once, which takes a fraction of a second, and kept in a JSON file beside the compiled kernels: a
-machine computes the same numbers after a restart.
+A choice is a number of rows, up to which one way is used and beyond it the other, or 1 or 0 for one
+of two ways. Which one is right depends on the CPU, its memory and the number of threads, so that no
+constant is. It is measured once, which takes a fraction of a second, and kept in a JSON file beside
+the compiled kernels: a machine computes the same numbers after a restart.
 """
 
 from __future__ import annotations
@@ -60,6 +60,17 @@ def seconds(
                 multiply(x)
                 times[i] = min(times[i], time.perf_counter() - begin)
     return found
+
+
+def prefers_first(first: Callable[[], object], second: Callable[[], object]) -> bool:
+    """True if the first way takes no longer: the least of ROUNDS, taken in turns."""
+    found = [float("inf"), float("inf")]
+    for _ in range(ROUNDS):
+        for i, compute in enumerate((first, second)):
+            begin = time.perf_counter()
+            compute()
+            found[i] = min(found[i], time.perf_counter() - begin)
+    return found[0] <= found[1]
 
 
 def weights() -> list[Tensor]:

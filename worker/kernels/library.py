@@ -185,13 +185,6 @@ def prepare(formats: Collection[str]) -> None:
             build.library_paths(levels[0], [None, *formats])
 
 
-@cache
-def multiplies_pairs() -> bool:
-    """True if vector units multiply pairs of bf16 faster than float32, as on AMD (Zen 5) and not on
-    Intel (Emerald Rapids): see docs/optimisations.md."""
-    return build.vendor() == "AuthenticAMD"
-
-
 def description() -> str:
     """Describes for people how CPUs compute here."""
     library = active()

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.worker.kernels.caches import CPU, examples, filled_cache, random
-from worker.kernels import library
+from worker.kernels import attention, library
+from worker.kernels.attention import Way
 from worker.kernels.library import Library
 from worker.layers.attention import attend
 from worker.layers.batch import Batch, Span
@@ -79,7 +80,7 @@ def test_decode_attention(
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "multiplies_pairs", lambda: pairs)
+        patch.setattr(attention, "fastest_way", lambda: Way(pairs, pairs))
         output, cache = run(dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "active", lambda: None)
@@ -141,7 +142,7 @@ def test_shared_columns_are_read_from_the_other_slot(
     kernels: Library, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, pairs: bool
 ) -> None:
     """With the same bits, whether they end inside a block of columns or not."""
-    monkeypatch.setattr(library, "multiplies_pairs", lambda: pairs)
+    monkeypatch.setattr(attention, "fastest_way", lambda: Way(pairs, pairs))
     positions, table = [99, 80, 99, 40], torch.tensor([[0, 0], [0, 64], [0, 80], [0, 32]])
 
     def cache() -> FullKVCache:

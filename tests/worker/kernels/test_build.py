@@ -110,11 +110,11 @@ def test_a_level_needs_all_its_features(tmp_path: Path) -> None:
     assert build.usable_levels(tmp_path / "missing") == []
 
 
-def test_the_vendor_is_read(tmp_path: Path) -> None:
+def test_the_name_of_the_cpu_is_read(tmp_path: Path) -> None:
     path = tmp_path / "amd"
-    path.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nflags : sse2\n\nprocessor\t: 1\n")
-    assert build.vendor(path) == "AuthenticAMD"
-    assert build.vendor(tmp_path / "missing") == ""
+    path.write_text("processor\t: 0\nmodel name\t: AMD EPYC\nflags : sse2\n\nprocessor\t: 1\n")
+    assert build.cpu_model(path) == "AMD EPYC"
+    assert build.cpu_model(tmp_path / "missing") == ""
 
 
 def test_the_path_depends_on_flags_and_compiler(

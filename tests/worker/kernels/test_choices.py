@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from worker.kernels import choices, dense, quantised
+from worker.kernels import attention, choices, dense, quantised
 from worker.kernels.choices import Choices
 from worker.kernels.dense import Way
 from worker.kernels.library import Library
@@ -63,6 +63,45 @@ def test_no_other_number_of_rows_costs_less(first: list[float], second: list[flo
         )
 
     assert cost(choices.crossing(ROWS, first, second)) == min(cost(most) for most in (0, *ROWS))
+
+
+def test_of_two_ways_the_faster_one_is_preferred() -> None:
+    def way(*pauses: float) -> Callable[[], None]:
+        left = list(pauses)
+        return lambda: time.sleep(left.pop())
+
+    slow, disturbed = (0.01,) * choices.ROUNDS, (0.05,) * (choices.ROUNDS - 1)
+    assert choices.prefers_first(way(0, *disturbed), way(*slow))
+    assert not choices.prefers_first(way(*slow), way(0, *disturbed))
+
+
+@pytest.mark.usefixtures("folder")
+def test_attention_multiplies_as_was_measured(
+    kernels: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def first(pairs: Callable[[], None], floats: Callable[[], None]) -> bool:
+        pairs()
+        floats()
+        seen.append(bool(seen))
+        return seen[-1]
+
+    monkeypatch.setattr(choices, "prefers_first", first)
+    found = attention.fastest_way.__wrapped__()
+    if kernels.level.name == "avx2":
+        assert (found, seen) == (attention.Way(False, False), [])
+    else:
+        assert (found, seen) == (attention.Way(False, True), [False, True])
+        assert attention.fastest_way.__wrapped__() == found
+        assert len(seen) == 2
+
+
+@pytest.mark.usefixtures("kernels")
+def test_attention_is_measured_both_ways() -> None:
+    """AVX2 has one, which is measured twice."""
+    assert attention._prefers_pairs_of_tokens() in (True, False)
+    assert attention._prefers_pairs_of_chunks() in (True, False)
 
 
 def test_each_way_multiplies_with_all_weights_in_turn() -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.worker.kernels.caches import CPU, examples, filled_cache, random
-from worker.kernels import library
+from worker.kernels import attention, library
+from worker.kernels.attention import Way
 from worker.kernels.library import Library
 from worker.layers.attention import attend
 from worker.layers.batch import Batch, Span
@@ -93,7 +94,7 @@ def test_attention_of_chunks(
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "multiplies_pairs", lambda: pairs)
+        patch.setattr(attention, "fastest_way", lambda: Way(pairs, pairs))
         patch.setattr(torch, "get_num_threads", lambda: threads)
         output, cache = run()
         patch.setattr(library, "active", lambda: None)
@@ -110,7 +111,7 @@ def test_cuts_of_a_prompt_change_no_bit(
     kernels: Library, monkeypatch: pytest.MonkeyPatch, window: int | None, pairs: bool
 ) -> None:
     """A token's result depends on its position and on what it sees."""
-    monkeypatch.setattr(library, "multiplies_pairs", lambda: pairs)
+    monkeypatch.setattr(attention, "fastest_way", lambda: Way(pairs, pairs))
     heads, kv_heads, dim, total = 3, 1, 48, 171
     qkv = random(total, heads + 2 * kv_heads, dim, seed=7, dtype=torch.bfloat16)
     q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
