@@ -108,6 +108,8 @@ class CacheBook:
         """Allocate room for `columns` tokens in every slot in use, `slot` included. Returns False,
         with nothing changed, if the limit forbids it. Kept state is evicted for what is needed now,
         and for all slots within half of the limit, but not for columns of later tokens."""
+        if self._slots == self._max_slots and columns <= self._columns:
+            return True
         slots = max(self._used) + 1
         if slots <= self._slots and columns <= self._columns:
             return True

@@ -75,6 +75,7 @@ class Scheduler:
     _promoted: Sequence | None = None  # a bulk one that has waited long; not preemptible
     _alone: Sequence | None = None  # one of `saving`, in the step that is not committed yet
     _others: bool = False  # the last step was one of `saving`, and the next one is not
+    _left: bool = False  # a sequence has left `running` since the selection began
     _read: int = 0  # rows of logits that are read of the prompts of the step that is selected
 
     def __post_init__(self) -> None:
@@ -100,7 +101,7 @@ class Scheduler:
     def remove(self, sequence: Sequence, *, poisoned: bool = False) -> None:
         """Remove an ended sequence; `poisoned` if its KV slot may hold NaN."""
         if sequence in self.running:
-            self.running.remove(sequence)
+            self._leave(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         elif sequence in self.saving:
@@ -187,7 +188,7 @@ class Scheduler:
         """The sequences of the next step, of those that run together."""
         self.isolated = [sequence for sequence in self.isolated if not sequence.ended]
         scheduled: list[Selected] = []
-        self._read = 0
+        self._read, self._left = 0, False
         bulk = [sequence for sequence in self.running if self._preemptible(sequence)]
         kept = min(sum(one.pending for one in bulk), -(-self.step_tokens // BULK_TOKENS))
         others = [sequence for sequence in self.running if not self._preemptible(sequence)]
@@ -196,6 +197,8 @@ class Scheduler:
         budget = self._advance(bulk, budget + kept, scheduled)
         self._admit_bulk(budget, held, scheduled)
         self.admitting = None
+        if not self._left:
+            return scheduled
         return [(sequence, count) for sequence, count in scheduled if sequence in self.running]
 
     @property
@@ -247,8 +250,8 @@ class Scheduler:
         """Schedule running sequences; returns the rest of the budget."""
         for sequence in sequences:
             count = self._prefix.count(sequence, budget)
-            if sequence not in self.running or count == 0:
-                continue  # preempted for an older sequence, or the budget is spent
+            if count == 0 or (self._left and sequence not in self.running):
+                continue  # the budget is spent, or it was paused or preempted for another one
             if sequence.reader is not None and self._reads_later(sequence):
                 continue
             if self._reserve(sequence, count):
@@ -330,7 +333,7 @@ class Scheduler:
             or not self._preemptible(newest)
         ):
             return False
-        self.running.remove(newest)
+        self._leave(newest)
         if sum(one.slot is not None for one in self.waiting) >= self.slots.paused:
             self._release(newest)  # it is computed again
         self.waiting.put_back(newest, first=False)
@@ -410,9 +413,13 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence, *, first: bool = False, poisoned: bool = False) -> None:
-        self.running.remove(sequence)
+        self._leave(sequence)
         self._release(sequence, poisoned=poisoned)
         self.waiting.put_back(sequence, first=first or not self._preemptible(sequence))
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._left = True
 
     def _fail(self, sequence: Sequence, error: JobError) -> None:
         sequence.fail(error)
