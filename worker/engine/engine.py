@@ -292,7 +292,9 @@ class EngineCore:
         self._scheduler.isolate(concerned, failure)
         self.runner.apply(self.book.take_changes())  # frees memory, which may be what was lacking
         if len(concerned) > 1:
-            logger.warning("a step failed (%s); its sequences run again one at a time", error)
+            # A record with the error itself would keep the tensors of the step, with its traceback.
+            fact = first_line(error)
+            logger.warning("a step failed (%s); its sequences run again one at a time", fact)
             return
         (sequence,) = concerned
         sequence.fail(reason_of(error, sequence.length))

@@ -55,5 +55,5 @@ def reason_of(error: BaseException, tokens: int) -> JobError:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error of lacking memory; torch's have a dozen."""
-    return (str(error).splitlines() or ["out of memory"])[0]
+    """The first line of an error; torch's have a dozen where memory is lacking."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

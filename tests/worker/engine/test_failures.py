@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -195,6 +197,29 @@ def test_memory_is_free_at_once_after_a_step_that_failed(
     caches: Any = engine._core.runner.pool.layers
     assert not any(cache.stored().keys.numel() for cache in caches)
     assert engine._core.book.bytes_held == 0
+
+
+def test_the_log_of_a_failed_step_keeps_none_of_its_tensors(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Handlers may keep records, and an error in one the variables of the step."""
+    engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
+    model: Any = engine._core.runner.model
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def broken(*args: Any) -> torch.Tensor:
+        if not kept:
+            activation = torch.zeros(3)
+            kept.append(weakref.ref(activation))
+            raise torch.OutOfMemoryError("no room\nand more about it")
+        logits: torch.Tensor = model(*args)
+        return logits
+
+    monkeypatch.setattr(engine._core.runner, "model", broken)
+    engine.generate([PROMPT, PROMPT[:3]], Sampling(temperature=0, max_tokens=2))
+    assert "a step failed (no room); its sequences run again" in caplog.text
+    gc.collect()
+    assert kept[0]() is None
 
 
 def test_nan_in_one_sequence_does_not_affect_others(tmp_path: Path) -> None:
