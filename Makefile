@@ -9,6 +9,8 @@
 #                them, which takes hours
 #   make sanitize  run the tests of the CPU kernels under AddressSanitizer and UBSan
 #   make triton  run the tests of the Triton kernels in its interpreter; downloads 200 MB
+#   make gpu-check  on a machine with a GPU: compare it with the CPU, measure it, and write a report,
+#                gpu-check.txt, to attach to an issue; ten minutes
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
 #   make real    download two real models (330 MB), and compare them with llama.cpp and transformers
 #   make wheel   build a wheel for x86-64 Linux in dist/, with compiled CPU kernels
@@ -21,7 +23,8 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test quick lint types tests bench bench-peers oracle real sanitize wheel soak triton clean
+.PHONY: demo test quick lint types tests bench bench-peers oracle real sanitize wheel soak triton gpu-check \
+    clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -90,7 +93,11 @@ wheel: $(VENV)/.ready-to-test
 
 # Separate from the environment, so that other tests run as they do without the package.
 triton: $(VENV)/.ready-to-test .triton/.ready
-	PYTHONPATH=.triton $(BIN)/pytest tests/worker/layers/weights/test_triton.py
+	PYTHONPATH=.triton $(BIN)/pytest tests/worker/kernels/test_triton.py \
+	    tests/worker/layers/weights/test_triton.py
+
+gpu-check: $(VENV)/.ready-to-test
+	$(BIN)/python -m bench.gpu_check
 
 soak: $(VENV)/.ready-to-test
 	$(BIN)/python -m tests.soak.run --seconds 1200 --jobs 12000 $(if $(SERVER),--server $(SERVER))

@@ -78,10 +78,11 @@ class Guard(TorchDispatchMode):
 
 
 class Answers:
-    """Stands in for `read_back`: the host's answer for values that do not exist. Counts calls."""
+    """Stands in for `read_back` and, as `together`, for `read_together`: the host's answers for
+    values that do not exist. Counts calls."""
 
-    def __init__(self, *, true: bool = True) -> None:
-        self.true, self.calls = true, 0
+    def __init__(self) -> None:
+        self.true, self.calls = True, 0
 
     def __call__(self, values: Tensor) -> Any:
         assert values.device == DEVICE, "a value of the host is read back"
@@ -89,18 +90,29 @@ class Answers:
         one = self.true if values.dtype is torch.bool else -0.5 if values.is_floating_point() else 1
         return _filled(list(values.shape), one)
 
+    def together(self, *values: Tensor) -> list[Any]:
+        calls = self.calls
+        found = [self(one) for one in values]
+        self.calls = calls + 1
+        return found
+
 
 def _filled(shape: list[int], value: float) -> Any:
     return [_filled(shape[1:], value) for _ in range(shape[0])] if shape else value
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, *, true: bool = True) -> Answers:
-    """Replace `read_back` in the modules of ROOMS. In layers it stays, and raises: a forward
-    pass reads nothing."""
-    answers, original = Answers(true=true), border.read_back
+def answer(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """Replace `read_back` and `read_together` in the modules of ROOMS. In layers they stay, and
+    raise: a forward pass reads nothing."""
+    answers = Answers()
+    replaced = {
+        "read_back": (border.read_back, answers),
+        "read_together": (border.read_together, answers.together),
+    }
     for name, module in list(sys.modules.items()):
-        if name.startswith(ROOMS) and getattr(module, "read_back", None) is original:
-            monkeypatch.setattr(module, "read_back", answers)
+        for function, (original, instead) in replaced.items():
+            if name.startswith(ROOMS) and getattr(module, function, None) is original:
+                monkeypatch.setattr(module, function, instead)
     return answers
 
 

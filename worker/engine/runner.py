@@ -15,7 +15,7 @@ from worker.cache.prefix_store import StateRef
 from worker.device import is_out_of_memory
 from worker.engine.plan import StepPlan
 from worker.layers.batch import Batch
-from worker.layers.transfer import read_back
+from worker.layers.transfer import read_back, take
 from worker.models.model import Model
 from worker.sampling.inputs import SamplingBatch, SamplingInput
 from worker.sampling.prompt_logits import read_rows
@@ -80,11 +80,11 @@ class ModelRunner:
     def sample(self, logits: Tensor, batch: SamplingBatch) -> StepResult:
         """Draw tokens after a forward pass, and read the logits of prompts."""
         prompts = read_rows(logits, batch.prompts) if batch.prompts else ()
-        checks = read_back(logits[batch.checked].isfinite().all(1)) if batch.checked else ()
+        checks = read_back(take(logits, batch.checked).isfinite().all(1)) if batch.checked else ()
         if not batch.rows:
             return StepResult((), prompts, checks)
         if len(batch.rows) < len(logits):
-            logits = logits[batch.at]
+            logits = take(logits, batch.at)
         return StepResult(self._draw(logits, batch), prompts, checks)
 
     def propose(self, plan: DraftPlan, sampling: Sequence[SamplingInput]) -> list[Proposed]:

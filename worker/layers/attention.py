@@ -1,8 +1,8 @@
 """Softmax attention of a flat batch over its caches, with grouped query heads (GQA).
 
-The decode group runs in one kernel, together with short chunks, and all other chunks in another.
-Without kernels the decode group is one batched product over its slot range, and each chunk runs
-alone. On CPUs plain matrix products are faster than torch's fused attention: several times for
+The decode group runs in one kernel, on CPUs together with short chunks, and all other chunks in
+another. Without kernels the decode group is one batched product over its slot range, and each chunk
+runs alone. On CPUs plain matrix products are faster than torch's fused attention: several times for
 single queries, 1.5 to 3.5 times for a block of queries over the keys that it sees. On CUDA chunks
 use fused attention, except with score caps or sinks, which it does not have.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.kernels import attention as kernels
+from worker.kernels import gpu
 from worker.layers.batch import Batch, Chunk
 from worker.layers.kv_cache import KVCache
 from worker.layers.transfer import is_accelerator
@@ -41,6 +42,8 @@ def attend(
     """
     if kernels.serves(q, cache.stored()):
         return _by_kernels(q, k, v, cache.stored(), batch, scale, cap, sinks)
+    if gpu.serves(q):
+        return _on_gpu(q, k, v, cache, batch, scale, cap, sinks)
     outputs = []
     if batch.decode is not None:
         rows = slice(0, batch.decode.size)
@@ -70,6 +73,34 @@ def _by_kernels(
     if batch.long is not None:
         stored.require(slots=batch.long.high, positions=batch.long.longest)
         kernels.attend_chunks(q, k, v, stored, batch.long.chunks, scale, cap, sinks, out)
+    return out
+
+
+def _on_gpu(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: KVCache,
+    batch: Batch,
+    scale: float,
+    cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """By the kernels of GPUs; chunks over a window by torch."""
+    triton, stored, group = gpu.attention(), cache.stored(), batch.decode
+    out = q.new_empty(len(q), q.shape[1] * q.shape[2])
+    if group is not None:
+        stored.require(slots=group.high, positions=group.longest)
+        rows, at = slice(0, group.size), (group.slots, group.positions)
+        triton.attend_decode(q[rows], k[rows], v[rows], stored, *at, scale, cap, sinks, out[rows])
+    if batch.chunks and cache.window is None:
+        pieces = batch.pieces(triton.queries(q.dtype))
+        stored.require(slots=pieces.high, positions=pieces.longest)
+        triton.attend_chunks(q, k, v, stored, pieces.table, scale, cap, sinks, out)
+    elif batch.chunks:
+        for chunk in batch.chunks:
+            rows = slice(chunk.row, chunk.row + chunk.length)
+            out[rows] = _attend_chunk(q[rows], k[rows], v[rows], cache, chunk, scale, cap, sinks)
     return out
 
 

@@ -8,7 +8,7 @@ and passed to every layer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -118,6 +118,15 @@ class LongGroup:
     longest: int  # greatest position + 1
 
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """All chunks, cut for kernels that compute some tokens of one chunk at a time."""
+
+    table: Tensor  # [n, 4] long: first row, rows, slot, first position
+    high: int  # greatest slot + 1
+    longest: int  # greatest position + 1
+
+
 Group = TypeVar("Group", DecodeGroup, ShortGroup)
 
 
@@ -141,6 +150,7 @@ class Batch:
     longest: int  # greatest position + 1
     highest: int  # greatest token id
     masks: dict[int, Tensor]  # decode masks by number of columns, made on first use
+    cut: dict[int, Pieces] = field(default_factory=dict)  # by number of tokens, likewise
 
     @property
     def small(self) -> bool:
@@ -153,6 +163,22 @@ class Batch:
             assert self.decode is not None
             self.masks[columns] = self.decode.visible(columns)
         return self.masks[columns]
+
+    def pieces(self, most: int) -> Pieces:
+        """The chunks, cut into pieces of at most `most` tokens, computed once per step."""
+        if most not in self.cut:
+            table = [
+                number
+                for one in self.chunks
+                for at in range(0, one.length, most)
+                for number in (one.row + at, min(most, one.length - at), one.slot, one.start + at)
+            ]
+            self.cut[most] = Pieces(
+                to_device(table, self.token_ids.device).view(-1, 4),
+                high=max(one.slot for one in self.chunks) + 1,
+                longest=max(one.start + one.length for one in self.chunks),
+            )
+        return self.cut[most]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -171,7 +197,9 @@ class Batch:
     @classmethod
     def lay_out(cls, spans: Sequence[Span], device: torch.device) -> Batch:
         """A batch of spans that are in `row_order`."""
-        singles = [span for span in spans if span.length == 1]
+        singles = [span for span in spans if len(span.token_ids) == 1]
+        if len(singles) == len(spans) and all([span.logits == 1 for span in spans]):
+            return cls._of_singles(singles, device)
         short = [span for span in spans if 1 < span.length <= SHORT]
         ids: list[int] = []
         positions: list[int] = []
@@ -208,6 +236,32 @@ class Batch:
             masks={},
         )
 
+    @classmethod
+    def _of_singles(cls, spans: list[Span], device: torch.device) -> Batch:
+        """Single tokens that all need logits, as most steps of large batches are."""
+        ids = [span.token_ids[0] for span in spans]
+        positions = [span.start for span in spans]
+        lengths = [span.prompt_length for span in spans]
+        packed = to_device([*ids, *positions, *lengths, *[s.slot for s in spans]], device)
+        token_ids, placed, prompt_lengths, slots, _ = _parts(packed, len(ids), 0)
+        longest = max(positions) + 1
+        low, high = spans[0].slot, spans[-1].slot + 1
+        dense = high - low == len(spans)
+        return cls(
+            packed=packed,
+            token_ids=token_ids,
+            positions=placed,
+            prompt_lengths=prompt_lengths,
+            decode=DecodeGroup(len(ids), low, high, slots, placed, longest, dense),
+            chunks=(),
+            short=None,
+            long=None,
+            logits_rows=None,
+            longest=longest,
+            highest=max(ids),
+            masks={},
+        )
+
     def clone(self) -> Batch:
         """The same in memory of its own, of a batch that was prepared."""
         assert self.packed is not None
@@ -224,7 +278,39 @@ class Batch:
             short=self.short and _placed(self.short, slots, positions),
             logits_rows=None if self.logits_rows is None else logits_rows,
             masks={},
+            cut={},
         )
+
+    @classmethod
+    def of_no_sequence(cls, rows: int, device: torch.device) -> Batch:
+        """A decode group of `rows` rows whose slot is -1, to `take` steps with as many or fewer."""
+        packed = torch.zeros(4 * rows, dtype=torch.long, device=device)
+        token_ids, positions, lengths, slots, _ = _parts(packed, rows, 0)
+        slots.fill_(-1)
+        group = DecodeGroup(rows, 0, 0, slots, positions, longest=0, dense=True)
+        return cls(
+            packed=packed,
+            token_ids=token_ids,
+            positions=positions,
+            prompt_lengths=lengths,
+            decode=group,
+            chunks=(),
+            short=None,
+            long=None,
+            logits_rows=None,
+            longest=0,
+            highest=0,
+            masks={},
+        )
+
+    def take(self, other: Batch) -> None:
+        """Write the rows of another decode group over the first ones of `of_no_sequence`."""
+        assert self.packed is not None and other.packed is not None
+        mine = self.packed.view(4, -1)
+        rows = len(other.token_ids)
+        mine[:, :rows] = other.packed.view(4, rows)
+        if rows < mine.shape[1]:
+            mine[3, rows:] = -1
 
     def following(self, token_ids: Tensor) -> Batch:
         """The next step of a small batch with one row of logits for each sequence, in which each

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.kernels import gpu
+
 
 class LayerCache(Protocol):
     """The state that one layer keeps of all sequences."""
@@ -59,11 +61,13 @@ def resize_slots(storage: Tensor, slots: int, keep: int) -> Tensor:
 
 def resize_columns(storage: Tensor, slots: int, columns: int, keep: int) -> Tensor:
     """`storage` [slots, heads, columns, dim] with other numbers of slots and columns. The first
-    `keep` slots are copied."""
+    `keep` slots are copied, and the others are zero, except on GPUs: kernels read only what tokens
+    have written, and filling the storage of a large batch takes 20 ms."""
     old_slots, heads, old_columns, dim = storage.shape
     if (slots, columns) == (old_slots, old_columns):
         return storage
-    copy = zeros_like(storage, slots, heads, columns, dim)
+    shape = (slots, heads, columns, dim)
+    copy = storage.new_empty(shape) if gpu.serves(storage) else zeros_like(storage, *shape)
     copy[:keep, :, :old_columns] = storage[:keep]
     return copy
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.kernels import elementwise, library
+from worker.kernels import elementwise, gpu, library
 from worker.layers.linear import LinearFactory
 from worker.layers.weights.slot import WeightSlot
 
@@ -38,6 +38,9 @@ def gated_by(act: Activation) -> Gate:
     def gate_by(gate: Tensor, up: Tensor) -> Tensor:
         if act in FUSED and library.serves(gate):
             return elementwise.gated_activation(gate, up, FUSED[act])
+        if act in FUSED and gpu.serves(gate):
+            output: Tensor = gpu.elementwise().gated_activation(gate, up, FUSED[act])
+            return output
         return act(gate) * up
 
     return gate_by
@@ -49,6 +52,11 @@ def clamped(slope: float, limit: float) -> Gate:
     def gated(gate: Tensor, up: Tensor) -> Tensor:
         if library.serves(gate):
             return elementwise.gated_activation(gate, up, "clamped", slope=slope, limit=limit)
+        if gpu.serves(gate):
+            output: Tensor = gpu.elementwise().gated_activation(
+                gate, up, "clamped", slope=slope, limit=limit
+            )
+            return output
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         return (up + 1) * gate * torch.sigmoid(slope * gate)
 

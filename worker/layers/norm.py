@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.kernels import elementwise, library
+from worker.kernels import elementwise, gpu, library
 from worker.layers.weights.slot import Parameter, WeightSlot
 
 
@@ -49,6 +49,11 @@ class RMSNorm:
     def after_add(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         if library.serves(x):
             return elementwise.add_rms_norm(x, delta, self._weight.value, self.eps)
+        if gpu.serves(x):
+            added: tuple[Tensor, Tensor] = gpu.elementwise().add_rms_norm(
+                x, delta, self._weight.value, self.eps
+            )
+            return added
         total = x + delta
         return total, self(total)
 
@@ -74,6 +79,11 @@ class ZeroCentredRMSNorm:
     def after_add(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         if library.serves(x):
             return elementwise.add_rms_norm(x, delta, self._weight, self.eps)
+        if gpu.serves(x):
+            added: tuple[Tensor, Tensor] = gpu.elementwise().add_rms_norm(
+                x, delta, self._weight, self.eps
+            )
+            return added
         total = x + delta
         return total, self(total)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels import library
+from worker.kernels import gpu, library
 from worker.kernels.elementwise import MAX_HEAD, prepare_queries_and_keys
 from worker.layers.attention import attend
 from worker.layers.batch import Batch
@@ -95,13 +95,18 @@ class SelfAttention:
                 q = self._q_norm(q.flatten(1)).view(q.shape)
                 k = self._k_norm(k.flatten(1)).view(k.shape)
         rotation = rotate if self._rotary else None
-        if (norms or rotation) and self._shape.dim <= MAX_HEAD and library.serves(q):
-            return prepare_queries_and_keys(
+        on_gpu = gpu.serves(q)
+        if (norms or rotation) and self._shape.dim <= MAX_HEAD and (on_gpu or library.serves(q)):
+            prepare = (
+                gpu.attention().prepare_queries_and_keys if on_gpu else prepare_queries_and_keys
+            )
+            prepared: tuple[Tensor, Tensor] = prepare(
                 q,
                 k,
                 (norms[0].factors(), norms[1].factors()) if norms else None,
                 (rotation.cos, rotation.sin) if rotation else None,
             )
+            return prepared
         if norms:
             q, k = norms[0](q), norms[1](k)
         return (rotation(q), rotation(k)) if rotation else (q, k)

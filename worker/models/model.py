@@ -16,6 +16,7 @@ from torch import Tensor
 from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
 from worker.layers.embedding import Embedding, Head, argmax
+from worker.layers.graphs import Graphs
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import MakeNorm, Norm, RMSNorm, ZeroCentredRMSNorm
@@ -198,12 +199,15 @@ class Decoder:
         self._ropes = list(dict.fromkeys(layer.rope for layer in layers))
         self.stretched = any(rope.stretched for rope in self._ropes)
         self._head = Head(self._embed, vocab_size, hidden_size, tied, place.linears)
-        self._replay = Replay()
+        self._replay, self._graphs = Replay(), Graphs()
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
-        logits = self._replay(
-            lambda given: self._compute(given, caches), self._inputs(batch, 1), caches
-        )
+        inputs = self._inputs(batch, 1)
+        if self._graphs.serve(inputs, caches):
+            hidden = self._graphs(lambda given: self._hidden(given, caches), inputs, caches)
+            logits = self._head(hidden)
+        else:
+            logits = self._replay(lambda given: self._compute(given, caches), inputs, caches)
         if self._logit_divisor != 1.0:
             logits = logits.float() / self._logit_divisor
         if self._logit_cap is not None:
@@ -243,8 +247,12 @@ class Decoder:
         return {rope: rope(batch.positions, batch.prompt_lengths) for rope in self._ropes}
 
     def _compute(self, inputs: Inputs, caches: Sequence[LayerCache]) -> Tensor:
-        """Through all layers → logits [batch.logits_rows, vocab_size] in the model's dtype. Rows
-        that need no logits are computed as far as the last layer's mixer."""
+        """Logits [batch.logits_rows, vocab_size] in the model's dtype."""
+        return self._head(self._hidden(inputs, caches))
+
+    def _hidden(self, inputs: Inputs, caches: Sequence[LayerCache]) -> Tensor:
+        """Through all layers → what the head reads [batch.logits_rows, hidden]. Rows that need no
+        logits are computed as far as the last layer's mixer."""
         batch = inputs.batch
         x = self._embedded(batch) if inputs.x is None else inputs.x
         rotations = inputs.rotations or self._rotations(batch)
@@ -254,7 +262,7 @@ class Decoder:
             if layer is last:
                 x, mixed = batch.select_logits_rows(x), batch.select_logits_rows(mixed)
             x = layer.feed_forward(x, mixed)
-        return self._head(self._norm(x))
+        return self._norm(x)
 
     def rotation(self, prompt_length: int) -> tuple[int, ...]:
         return tuple(rope.variant(prompt_length) for rope in self._ropes)

@@ -105,6 +105,11 @@ class SamplingBatch:
         for position in range(first + 1, first + 1 + len(draft)):
             self.rows.append(Row(params, choice, position, logprobs))
 
+    @property
+    def needs_copy(self) -> bool:
+        """True if logits are changed, or read in float32."""
+        return bool(self._processed) or any([row.logprobs for row in self.rows])
+
     def process(self, logits: Tensor) -> Tensor:
         """Returns logits [rows, vocab] after the processors. They are changed in place, unless
         log-probabilities are wanted of them."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from worker.layers.transfer import read_back, to_device
+from worker.layers.transfer import read_back, read_together, take, to_device
 
 # Bounds of the memory for logits in one step, in rows.
 CHUNK_TOKENS = 256  # that are read of one sequence, and that are scored at a time
@@ -120,12 +120,14 @@ def score_tokens(
     token_ids = [token_id for _, one in wanted for token_id in one.token_ids]
     scored, top = to_device(token_ids, logits.device), max(one.top for _, one in wanted)
     chunks = [
-        _score_chunk(logits[at[begin : begin + CHUNK_TOKENS]], ids, top)
+        _score_chunk(take(logits, at[begin : begin + CHUNK_TOKENS]), ids, top)
         for begin, ids in zip(
             range(0, len(at), CHUNK_TOKENS), scored.split(CHUNK_TOKENS), strict=True
         )
     ]
-    finite, logprobs, numbers = (read_back(torch.cat(parts)) for parts in zip(*chunks, strict=True))
+    finite, logprobs, numbers = read_together(
+        *[torch.cat(parts) for parts in zip(*chunks, strict=True)]
+    )
     found: list[list[list[TokenScore]] | None] = []
     row = 0
     for _, one in wanted:

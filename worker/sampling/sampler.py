@@ -8,16 +8,18 @@ affect it. The vocabulary is sorted only if top_p needs more than `CANDIDATES` t
 from __future__ import annotations
 
 import hashlib
-import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from worker.kernels import gpu
 from worker.layers.embedding import argmax
-from worker.layers.transfer import read_back, to_device
+from worker.layers.transfer import read_back, read_together, take, to_device
 from worker.sampling.inputs import Row, SamplingBatch
 from worker.sampling.params import SamplingParams
 from worker.sampling.prompt_logits import Found
@@ -53,32 +55,97 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> list[Sampled]:
-    """Draw one token per row of logits [rows, vocab]."""
+    """Draw one token per row of logits [rows, vocab]. The device is waited for once, unless a row
+    needs more candidates."""
     rows = batch.rows
-    if not batch.greedy:
+    if batch.needs_copy:
         logits = logits.to(torch.float32, copy=True)
     raw, logits = logits, batch.process(logits)  # log-probabilities are taken before penalties
     best, chosen = argmax(logits)
-    finite = [math.isfinite(one) for one in read_back(best)]
-    token_ids: list[int] = read_back(chosen)
     if batch.greedy:
-        return [Sampled(*pair) for pair in zip(token_ids, finite, strict=True)]
-    drawn = [at for at, row in enumerate(rows) if not row.params.greedy and finite[at]]
-    if drawn:
-        picked = _draw(
-            logits[drawn] if len(drawn) < len(rows) else logits, [rows[at] for at in drawn]
-        )
-        for at, token_id in zip(drawn, picked, strict=True):
-            token_ids[at] = token_id
+        values, token_ids = read_together(best, chosen)
+        return [Sampled(one, isfinite(value)) for one, value in zip(token_ids, values, strict=True)]
+    drawing = [at for at, row in enumerate(rows) if not row.params.greedy]
+    draw = _draw(take(logits, drawing), [rows[at] for at in drawing]) if drawing else None
+    if draw is not None:
+        chosen = _replaced(chosen, drawing, draw.token_ids)
+    reading = [at for at, row in enumerate(rows) if row.logprobs]
+    logprobs = _logprobs(raw, chosen, reading, rows) if reading else None
+    values, token_ids, *others = read_together(
+        best,
+        chosen,
+        *([draw.covered] if draw is not None and draw.covered is not None else []),
+        *(logprobs or []),
+    )
+    finite = [isfinite(value) for value in values]
+    covered = others.pop(0) if draw is not None and draw.covered is not None else []
+    found = dict(zip(reading, zip(*others, strict=True), strict=True)) if reading else {}
+    for number, enough in enumerate(covered):
+        at = drawing[number]
+        if not enough and finite[at]:
+            assert draw is not None
+            token_ids[at] = draw.from_all(number)
+            if at in found:
+                own = read_back(raw[at, token_ids[at]] - torch.logsumexp(raw[at], -1))
+                found[at] = (own, *found[at][1:])
     return [
-        _with_logprobs(raw[at], token_ids[at], row.params)
-        if finite[at] and row.logprobs
-        else Sampled(token_ids[at], finite[at])
+        _sampled(token_ids[at], finite[at], row.params, found.get(at))
         for at, row in enumerate(rows)
     ]
 
 
-def _draw(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+def _replaced(chosen: Tensor, at: Sequence[int], token_ids: Tensor) -> Tensor:
+    """`chosen` [rows] with the tokens [len(at)] at some places."""
+    if len(at) == len(chosen):
+        return token_ids
+    return chosen.index_copy(0, to_device(at, chosen.device, torch.long), token_ids)
+
+
+def _sampled(
+    token_id: int, finite: bool, params: SamplingParams, found: Sequence[Any] | None
+) -> Sampled:
+    """`found`: the log-probability of the token, those of the most likely ones, and their ids."""
+    if found is None or not finite:
+        return Sampled(token_id, finite)
+    own, values, ids = found
+    top = zip(ids[: params.top_logprobs], values[: params.top_logprobs], strict=True)
+    return Sampled(token_id, True, own, tuple(top))
+
+
+def _logprobs(
+    raw: Tensor, chosen: Tensor, at: Sequence[int], rows: Sequence[Row]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the rows `at`: log-probabilities of the chosen tokens [n], and of the most likely tokens
+    [n, most], with their ids."""
+    logits = take(raw, at)
+    totals = torch.logsumexp(logits, dim=-1)
+    own = logits.gather(1, take(chosen, at)[:, None])[:, 0] - totals
+    values, ids = logits.topk(max(rows[one].params.top_logprobs for one in at), dim=-1)
+    return own, values - totals[:, None], ids
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """The tokens [rows] that were drawn for rows of logits. `covered` [rows]: whether the
+    candidates of a row were enough; None if all were."""
+
+    token_ids: Tensor
+    covered: Tensor | None = None
+    scaled: Tensor | None = None
+    uniforms: Tensor | None = None
+    params: Sequence[SamplingParams] = ()
+
+    def from_all(self, row: int) -> int:
+        """Draw a row's token from the sorted vocabulary."""
+        assert self.scaled is not None and self.uniforms is not None
+        values, ids = self.scaled[row].sort(descending=True, stable=True)
+        total = torch.logsumexp(values, -1, keepdim=True)
+        probs, _ = _rank(values[None], total[None], [self.params[row]], len(values))
+        token_id: int = read_back(ids[_invert(probs, self.uniforms[row : row + 1])])[0]
+        return token_id
+
+
+def _draw(logits: Tensor, rows: Sequence[Row]) -> _Draws:
     """Sample each row of [rows, vocab] by inverse transform at the row's uniform number.
 
     Rows with top_k or top_p are sampled from their most likely tokens, the others from the whole
@@ -91,46 +158,43 @@ def _draw(logits: Tensor, rows: Sequence[Row]) -> list[int]:
         device,
         torch.float64,
     )
-    scaled = logits / _column([p.temperature for p in params], device)
+    temperatures = to_device([p.temperature for p in params], device, torch.float32)
+    if gpu.serves(logits) and not any(p.top_k or p.top_p < 1 or p.min_p for p in params):
+        return _Draws(gpu.sampling().draw(logits, temperatures, uniforms))
+    scaled = logits / temperatures[:, None]
     ranked = [at for at, p in enumerate(params) if p.top_k or p.top_p < 1]
-    chosen = [0] * len(params)
-    for places, draw in (
-        ([at for at in range(len(params)) if at not in ranked], _draw_unranked),
-        (ranked, _draw_ranked),
-    ):
-        if places:
-            picked = draw(scaled[places], [params[at] for at in places], uniforms[places])
-            for at, token_id in zip(places, picked, strict=True):
-                chosen[at] = token_id
-    return chosen
+    others = [at for at, p in enumerate(params) if not (p.top_k or p.top_p < 1)]
+    token_ids, covered = torch.zeros(len(rows), dtype=torch.long, device=device), None
+    if others:
+        given = take(scaled, others), [params[at] for at in others], take(uniforms, others)
+        token_ids = _replaced(token_ids, others, _draw_unranked(*given))
+    if ranked:
+        given = take(scaled, ranked), [params[at] for at in ranked], take(uniforms, ranked)
+        picked, enough = _draw_ranked(*given)
+        token_ids = _replaced(token_ids, ranked, picked)
+        covered = _replaced(torch.ones_like(token_ids, dtype=torch.bool), ranked, enough)
+    return _Draws(token_ids, covered, scaled, uniforms, params)
 
 
-def _draw_unranked(scaled: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> list[int]:
+def _draw_unranked(scaled: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
     """Sample rows [rows, vocab] without top_k and top_p: cumulative sums in order of token id."""
     probs = scaled.softmax(-1)
     if any(p.min_p for p in params):
         floor = _column([p.min_p for p in params], scaled.device) * probs.amax(-1, keepdim=True)
         probs = probs.masked_fill(probs < floor, 0)
-    chosen: list[int] = read_back(_invert(probs, uniforms))
-    return chosen
+    return _invert(probs, uniforms)
 
 
-def _draw_ranked(scaled: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> list[int]:
-    """Sample rows [rows, vocab] with top_k or top_p: cumulative sums in order of probability."""
+def _draw_ranked(
+    scaled: Tensor, params: Sequence[SamplingParams], uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sample rows [rows, vocab] with top_k or top_p: cumulative sums in order of probability.
+    Returns the tokens, and for each row whether its candidates were enough."""
     vocab = scaled.shape[-1]
     width = min(max(p.top_k or CANDIDATES for p in params), vocab)
     values, ids = scaled.topk(width, dim=-1)
     probs, covered = _rank(values, torch.logsumexp(scaled, -1, keepdim=True), params, vocab)
-    enough: list[bool] = read_back(covered)
-    picks = _invert(probs, uniforms)
-    chosen: list[int] = read_back(ids.gather(1, picks[:, None])[:, 0])
-    for row, one in enumerate(params):
-        if not enough[row]:
-            all_values, all_ids = scaled[row].sort(descending=True, stable=True)
-            total = torch.logsumexp(all_values, -1, keepdim=True)
-            all_probs, _ = _rank(all_values[None], total[None], [one], vocab)
-            chosen[row] = read_back(all_ids[_invert(all_probs, uniforms[row : row + 1])])[0]
-    return chosen
+    return ids.gather(1, _invert(probs, uniforms)[:, None])[:, 0], covered
 
 
 def _rank(
@@ -162,12 +226,3 @@ def _invert(probs: Tensor, uniforms: Tensor) -> Tensor:
     sums = probs.double().cumsum(-1)
     target = (uniforms * sums[:, -1])[:, None]
     return torch.searchsorted(sums, target, right=True)[:, 0].clamp(max=probs.shape[-1] - 1)
-
-
-def _with_logprobs(raw: Tensor, token_id: int, params: SamplingParams) -> Sampled:
-    total = torch.logsumexp(raw, dim=-1)
-    top: tuple[tuple[int, float], ...] = ()
-    if params.top_logprobs:
-        values, ids = raw.topk(params.top_logprobs)
-        top = tuple(zip(read_back(ids), read_back(values - total), strict=True))
-    return Sampled(token_id, True, read_back(raw[token_id] - total), top)

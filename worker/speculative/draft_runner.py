@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from worker.cache.changes import Protect
 from worker.cache.pool import CachePool
 from worker.layers.batch import Batch, Span
-from worker.layers.transfer import read_back
+from worker.layers.transfer import read_together, take
 from worker.models.model import Model
 from worker.sampling.inputs import SamplingBatch, SamplingInput
 from worker.sampling.sampler import Sampled, sample
@@ -93,8 +93,10 @@ class DraftRunner:
             if not self._by_position and not all(one.found for one in drafting):
                 count = 1  # what the draft overwrites is not saved yet
             found = self.model.draft_tokens(batch, self._pool.draft_layers, count, self._vocab_size)
-            best = read_back(torch.stack([values for values, _ in found]))
-            ids = read_back(torch.stack([tokens for _, tokens in found]))
+            best, ids = read_together(
+                torch.stack([values for values, _ in found]),
+                torch.stack([tokens for _, tokens in found]),
+            )
             return [
                 (
                     drafting[row],
@@ -106,7 +108,7 @@ class DraftRunner:
         if not rows:
             return []
         if len(rows) < len(drafting):
-            logits = logits[rows]
+            logits = take(logits, rows)
         missing = self._vocab_size - logits.shape[1]  # vocabularies may be padded differently
         if missing:
             logits = F.pad(logits, (0, missing), value=float("-inf"))

@@ -26,7 +26,7 @@ from worker.layers.recurrent_cache import RecurrentCache
 from worker.local.collect import CollectingSink
 from worker.models.registry import FAMILIES
 from worker.sampling import sampler
-from worker.sampling.inputs import Row
+from worker.sampling.inputs import SamplingBatch, SamplingInput
 
 PROMPTS = [[7] * 20, [8, 9, 10], [11]]
 OPTIONS = Sampling(ignore_eos=True, max_tokens=2)
@@ -158,22 +158,18 @@ def test_all_sampling_options_in_one_batch(engine: Engine) -> None:
 
 
 def test_top_p_beyond_the_candidates_sorts_on_the_device(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampler, "CANDIDATES", 4)
-    answers = answer_false(monkeypatch)
+    answers.true = False
     params = engine._core.sampling_params(Sampling(top_p=0.9), [1])
-    logits = torch.zeros(2, 100, device=DEVICE)
+    batch = SamplingBatch()
+    for choice in range(2):
+        batch.add(SamplingInput(params, choice, [1]))
     with Guard():
-        rows = [Row(params, choice, 0, False) for choice in range(2)]
-        assert sampler._draw(logits, rows) == [1, 1]
-    assert answers.calls == 4  # the candidates, whether they are enough, and one sort per row
-
-
-def answer_false(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    answers = Answers(true=False)
-    monkeypatch.setattr(sampler, "read_back", answers)
-    return answers
+        drawn = sampler.sample(torch.zeros(2, 100, device=DEVICE), batch)
+    assert [one.token_id for one in drawn] == [1, 1]
+    assert answers.calls == 3  # everything in one, and one sort per row
 
 
 def test_prompt_logprobs_and_choices(engine: Engine) -> None:

@@ -41,3 +41,28 @@ def test_a_clone_is_equal_and_has_memory_of_its_own(ids: list[list[int]], wanted
     batch.packed.zero_()
     assert [tensor.tolist() for tensor in tensors(clone)] == expected
     assert not any(any(tensor.tolist()) for tensor in tensors(batch)), "views of `packed`"
+
+
+def test_a_group_of_no_sequence_takes_the_rows_of_others() -> None:
+    """As the inputs of a graph with more rows than a step."""
+    group = Batch.of_no_sequence(4, CPU)
+    assert group.decode is not None and group.decode.slots.tolist() == [-1] * 4
+    first, _ = Batch.prepare([Span(2, 5, [7], 6), Span(0, 1, [9], 2), Span(3, 8, [4], 9)], CPU)
+    group.take(first)
+    assert group.token_ids.tolist() == [9, 7, 4, 0]
+    assert (group.positions.tolist(), group.decode.slots.tolist()) == ([1, 5, 8, 0], [0, 2, 3, -1])
+    second, _ = Batch.prepare([Span(1, 3, [6], 4)], CPU)
+    group.take(second)
+    first_row = (group.token_ids[0], group.positions[0], group.prompt_lengths[0])
+    assert [int(one) for one in first_row] == [6, 3, 4]
+    assert group.decode.slots.tolist() == [1, -1, -1, -1]
+
+
+def test_chunks_are_cut_into_pieces() -> None:
+    spans = [Span(0, 3, [1], 4), Span(3, 0, [1] * 5, 5), Span(1, 7, [1] * 20, 27)]
+    batch, _ = Batch.prepare(spans, CPU)
+    pieces = batch.pieces(8)
+    assert pieces.table.tolist() == [[1, 5, 3, 0], [6, 8, 1, 7], [14, 8, 1, 15], [22, 4, 1, 23]]
+    assert (pieces.high, pieces.longest) == (4, 27)
+    assert batch.pieces(8) is pieces
+    assert batch.clone().pieces(8) is not pieces

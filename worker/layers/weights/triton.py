@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from functools import cache
-from importlib import import_module
 from typing import Any
 
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
+from worker.kernels import gpu
 from worker.layers.weights.quantised_tensor import QuantisedTensor
-
-logger = logging.getLogger(__name__)
 
 # Values of the weight that are dequantised for one product of a large batch.
 LARGE_PRODUCT_VALUES = 1 << 24
 
 
-@cache
 def kernels() -> Any:
     """`worker.kernels.triton_products`, or None without the package `triton`."""
-    try:
-        return import_module("worker.kernels.triton_products")
-    except ImportError as error:
-        logger.warning(
-            "quantised weights are multiplied by torch alone, because triton can't be imported "
-            "(%s): each product dequantises its weight first",
-            error,
-        )
-        return None
+    return gpu.products() if gpu.package() else None
 
 
 def multiplies(kind: GGMLQuantizationType) -> bool:

@@ -28,10 +28,8 @@ def compiled(kernel: Any, capability: int, constants: dict[str, int], **pointers
 def main() -> None:
     for capability, dtype in TARGETS.items():
         for name, form in products.FORMATS.items():
-            block = {"kind": form.code, "values": form.values, "size": form.size}
-            shape = {**block, "tile": products.TILE, "step": products.STEP}
-            blocks = {"blocks": "*u8", "halves": "*fp16"}
-            most = {**shape, "most_rows": products.MAX_ROWS}
+            blocks, shape = {"blocks": "*u8", "halves": "*fp16"}, form.constants
+            most = {**shape, "most_rows": products.LEAST_ROWS}
             ends = {"x": f"*{dtype}", "y": f"*{dtype}"}
             code = compiled(products._product, capability, most, **ends, **blocks)
             print("product", capability, name, len(code), flush=True)

@@ -19,6 +19,7 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.kernels import gpu
 from worker.layers.weights import triton
 from worker.layers.weights.quantised_tensor import QuantisedTensor
 from worker.layers.weights.triton import TritonWeight
@@ -32,9 +33,9 @@ needs_triton = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def fresh_kernels() -> Iterator[None]:
-    triton.kernels.cache_clear()
+    gpu.package.cache_clear()
     yield
-    triton.kernels.cache_clear()
+    gpu.package.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -136,13 +137,13 @@ def test_without_triton_one_log_line_says_so(
     def fail(name: str) -> None:
         raise ImportError("No module named 'triton'")
 
-    monkeypatch.setattr(triton, "import_module", fail)
+    monkeypatch.setattr(gpu, "import_module", fail)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert not triton.multiplies(Type.Q8_0)
     assert [record.message for record in caplog.records] == [
-        "quantised weights are multiplied by torch alone, because triton can't be imported "
-        "(No module named 'triton'): each product dequantises its weight first"
+        "on GPUs torch computes alone, because triton can't be imported (No module named "
+        "'triton'): steps take several times as long, and each product dequantises its weight first"
     ]
 
 

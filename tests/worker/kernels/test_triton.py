@@ -1,0 +1,191 @@
+"""The Triton kernels of attention, norms, activations and draws, in Triton's interpreter on the CPU
+against float64. `make triton` installs the package and runs this; tests/gpu runs them compiled."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from worker.kernels import gpu
+from worker.kernels.attention import Stored
+from worker.layers.batch import Batch, Span
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs the package triton: make triton"
+)
+SCALE = 0.3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpreter() -> Iterator[None]:
+    """Read when the kernels are defined, by the first import."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        yield
+
+
+def attended(
+    q: Tensor, keys: Tensor, values: Tensor, cap: float | None, sink: Tensor | None, seen: Tensor
+) -> Tensor:
+    """q [heads, n, dim] over keys and values [kv_heads, columns, dim] where `seen` [n, columns] →
+    [n, heads * dim], in float64."""
+    repeats = len(q) // len(keys)
+    wide = keys.repeat_interleave(repeats, 0).double(), values.repeat_interleave(repeats, 0)
+    scores = q.double() @ wide[0].mT * SCALE
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sink is not None:
+        more = sink.double().view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+        scores = torch.cat([scores, more], dim=-1)
+    weights = scores.softmax(-1)[..., : keys.shape[1]]
+    return (weights @ wide[1].double()).transpose(0, 1).flatten(1)
+
+
+def near(found: Tensor, expected: Tensor) -> None:
+    assert float((found.double() - expected).norm() / expected.norm()) < 1e-5
+
+
+DECODE: dict[str, dict[str, Any]] = {
+    "several splits": {"positions": [5, 299, 100, 4], "columns": 700},
+    "more columns than splits have": {"positions": [4500, 1], "columns": 4600},
+    "one split": {"positions": [5, 199, 100, 4], "columns": 200},
+    "a cap": {"positions": [600, 1], "columns": 601, "cap": 3.0, "dim": 8},
+    "a window": {"positions": [3, 9, 30, 8], "columns": 64, "window": 9, "dim": 24},
+    "sinks": {"positions": [3, 260], "columns": 270, "sinks": True},
+    "sinks and a window": {"positions": [3, 30], "columns": 64, "window": 9, "sinks": True},
+    "no groups": {"positions": [30, 7], "columns": 64, "heads": 2},
+}
+
+
+@pytest.mark.parametrize("case", DECODE, ids=lambda name: name.replace(" ", "-"))
+def test_single_tokens(case: str) -> None:
+    """The last row belongs to no sequence: it writes nothing and gives zeros."""
+    given = {"heads": 4, "dim": 16, "window": None, "cap": None, "sinks": False, **DECODE[case]}
+    heads, dim, window = given["heads"], given["dim"], given["window"]
+    positions = torch.tensor([*given["positions"], 1])
+    rows, kv_heads = len(positions), 2
+    slots = torch.randperm(rows + 1)[:rows]
+    slots[-1] = -1
+    columns = min(given["columns"], window or given["columns"])
+    keys, values = torch.randn(2, rows + 2, kv_heads, columns, dim)
+    expected_keys, expected_values = keys.clone(), values.clone()
+    qkv = torch.randn(rows, heads + 2 * kv_heads, dim)
+    q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    sinks = torch.randn(heads) if given["sinks"] else None
+    out = torch.full((rows, heads * dim), float("nan"))
+    gpu.attention().attend_decode(
+        *(q, k, v, Stored(keys, values, window), slots, positions),
+        *(SCALE, given["cap"], sinks, out),
+    )
+    for row, slot in enumerate(slots[:-1].tolist()):
+        position = int(positions[row])
+        at = position % window if window else position
+        expected_keys[slot, :, at], expected_values[slot, :, at] = k[row], v[row]
+        seen = torch.arange(columns)[None] <= position
+        own = expected_keys[slot], expected_values[slot]
+        near(out[row : row + 1], attended(q[row][:, None], *own, given["cap"], sinks, seen))
+    assert torch.equal(out[-1], torch.zeros(heads * dim))
+    assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    keys, values = torch.randn(2, 5, 2, 800, 16)
+    q, kv = torch.randn(5, 4, 16), torch.randn(5, 2, 16)
+    found = []
+    for rows in (slice(0, 5), slice(0, 1)):
+        out = torch.empty(5, 64)[rows]
+        at = torch.arange(5)[rows], torch.tensor([700, 3, 100, 799, 0])[rows]
+        gpu.attention().attend_decode(
+            *(q[rows], kv[rows], kv[rows], Stored(keys.clone(), values.clone(), None), *at),
+            *(SCALE, None, None, out),
+        )
+        found.append(out[0])
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(("cap", "sinks"), [(None, False), (3.0, True)], ids=["plain", "all"])
+@pytest.mark.parametrize("dim", [16, 24])
+def test_chunks(dim: int, cap: float | None, sinks: bool) -> None:
+    """First and later ones, of more and of fewer tokens than a program computes."""
+    heads, kv_heads = 4, 2
+    spans = [Span(3, 0, [1] * 40, 40), Span(1, 7, [1] * 20, 27), Span(0, 100, [1] * 17, 117)]
+    batch, ordered = Batch.prepare([Span(2, 5, [1], 6), *spans], torch.device("cpu"))
+    tokens = len(batch.token_ids)
+    keys, values = torch.randn(2, 5, kv_heads, 130, dim)
+    expected_keys, expected_values = keys.clone(), values.clone()
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, dim)
+    q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    sink = torch.randn(heads) if sinks else None
+    pieces = batch.pieces(gpu.attention().queries(torch.float32))
+    assert (len(pieces.table), pieces.high, pieces.longest) == (7, 4, 117)
+    out = torch.zeros(tokens, heads * dim)
+    gpu.attention().attend_chunks(
+        q, k, v, Stored(keys, values, None), pieces.table, SCALE, cap, sink, out
+    )
+    assert torch.equal(out[0], torch.zeros(heads * dim))  # the single token
+    for span, chunk in zip(ordered[1:], batch.chunks, strict=True):
+        rows, columns = slice(chunk.row, chunk.row + chunk.length), slice(span.start, span.end)
+        expected_keys[span.slot, :, columns] = k[rows].transpose(0, 1)
+        expected_values[span.slot, :, columns] = v[rows].transpose(0, 1)
+        seen = torch.arange(span.end)[None] <= torch.arange(span.start, span.end)[:, None]
+        own = expected_keys[span.slot, :, : span.end], expected_values[span.slot, :, : span.end]
+        near(out[rows], attended(q[rows].transpose(0, 1), *own, cap, sink, seen))
+    assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
+
+
+@pytest.mark.parametrize("turned", [0, 16, 12])
+@pytest.mark.parametrize("normed", [False, True])
+def test_norms_and_positions_of_queries_and_keys(normed: bool, turned: int) -> None:
+    qkv = torch.randn(5, 8, 16)
+    q, k = qkv[:, :4], qkv[:, 4:6]
+    norms = (torch.randn(16), 1e-6), (torch.randn(16), 1e-5)
+    cos, sin = torch.randn(2, 5, 1, max(1, turned))
+    found = gpu.attention().prepare_queries_and_keys(
+        q, k, norms if normed else None, (cos, sin) if turned else None
+    )
+    for x, (weight, eps), prepared in zip((q, k), norms, found, strict=True):
+        expected = F.rms_norm(x, (16,), weight, eps) if normed else x
+        if turned:
+            head = expected[..., :turned]
+            head = head * cos + head.roll(turned // 2, -1) * sin
+            expected = torch.cat([head, expected[..., turned:]], dim=-1)
+        torch.testing.assert_close(prepared, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_and_its_norm() -> None:
+    x, delta, weight = torch.randn(7, 100), torch.randn(7, 100), torch.randn(100)
+    total, normed = gpu.elementwise().add_rms_norm(x, delta, weight, 1e-6)
+    assert torch.equal(total, x + delta)
+    torch.testing.assert_close(normed, F.rms_norm(total, (100,), weight, 1e-6))
+
+
+def test_gated_activations() -> None:
+    gate, up = torch.randn(6, 2600).chunk(2, dim=-1)
+    gated = gpu.elementwise().gated_activation
+    torch.testing.assert_close(gated(gate, up, "silu"), F.silu(gate) * up)
+    expected = F.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(gated(gate, up, "gelu_tanh"), expected, rtol=1e-5, atol=1e-5)
+    low, near_zero = gate.clamp(max=0.7), up.clamp(-0.7, 0.7)
+    expected = (near_zero + 1) * low * torch.sigmoid(1.7 * low)
+    torch.testing.assert_close(gated(gate, up, "clamped", slope=1.7, limit=0.7), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_draws_are_those_of_cumulative_sums(dtype: torch.dtype) -> None:
+    logits = (torch.randn(40, 10_000) * 3).to(dtype)
+    logits[0], logits[1, :9000] = float("-inf"), float("-inf")
+    logits[0, 7] = 1.0
+    temperatures = torch.rand(40) + 0.3
+    uniforms = torch.rand(40, dtype=torch.float64)
+    uniforms[2], uniforms[3] = 0.0, 0.999999
+    sums = (logits.float() / temperatures[:, None]).softmax(-1).double().cumsum(-1)
+    expected = torch.searchsorted(sums, (uniforms * sums[:, -1])[:, None], right=True)[:, 0]
+    found = gpu.sampling().draw(logits, temperatures, uniforms)
+    assert torch.equal(found, expected.clamp(max=9_999))

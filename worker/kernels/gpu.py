@@ -1,0 +1,55 @@
+"""The Triton kernels of GPUs: whether they can be imported, and which tensors they read."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@cache
+def package() -> bool:
+    """True if the package `triton` can be imported."""
+    try:
+        import_module("triton")
+    except ImportError as error:
+        logger.warning(
+            "on GPUs torch computes alone, because triton can't be imported (%s): steps take "
+            "several times as long, and each product dequantises its weight first",
+            error,
+        )
+        return False
+    return True
+
+
+def serves(x: Tensor) -> bool:
+    """True if kernels read `x`."""
+    return x.is_cuda and x.dtype in DTYPES and package()
+
+
+def attention() -> Any:
+    """`worker.kernels.triton_attention`, where `serves` has been checked."""
+    return import_module("worker.kernels.triton_attention")
+
+
+def elementwise() -> Any:
+    """`worker.kernels.triton_elementwise`, where `serves` has been checked."""
+    return import_module("worker.kernels.triton_elementwise")
+
+
+def sampling() -> Any:
+    """`worker.kernels.triton_sampling`, where `serves` has been checked."""
+    return import_module("worker.kernels.triton_sampling")
+
+
+def products() -> Any:
+    """`worker.kernels.triton_products`, where `package` has been checked."""
+    return import_module("worker.kernels.triton_products")
