@@ -25,6 +25,12 @@ QWEN3_06B: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
 }
 
+QWEN3_8B: dict[str, Any] = {
+    **QWEN3_06B,
+    **{"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36},
+    **{"num_attention_heads": 32, "tie_word_embeddings": False},
+}
+
 # Layers as those of Qwen3-30B-A3B, half as wide, and eight of them: 2.5 billion parameters, 0.2 of
 # them used by a token.
 QWEN3_MOE: dict[str, Any] = {

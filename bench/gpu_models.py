@@ -1,0 +1,116 @@
+"""Models with random weights that are made on the device, without files: ours and transformers'."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as Type
+
+from bench.harness import median, seconds
+from worker import Engine
+from worker.device import Device
+from worker.engine.engine import EngineCore
+from worker.engine.slots import Slots
+from worker.layers.weights.quantised_tensor import QuantisedTensor
+from worker.layers.weights.slot import WeightSlot
+from worker.loading.load import load
+from worker.model_spec import ModelSpec
+from worker.models.config_fields import Fields
+from worker.models.model import Model, Placement
+from worker.models.registry import FAMILIES
+
+FAMILY = "qwen3"
+SCALES = (0, 2)  # where a block of Q4_K has its scale and its minimum, in fp16
+DEVIATION = 0.02  # of the weights
+
+
+def our_model(
+    shape: dict[str, Any], kind: Type | None, device: torch.device
+) -> tuple[Model, int, int]:
+    """A model in bf16, or with its matrices in blocks of `kind`, its parameters, and the bytes of
+    the weights that each step reads."""
+    place = Placement(torch.bfloat16, device)
+    tied = shape["tie_word_embeddings"]
+    model = FAMILIES[FAMILY](Fields(shape, "bench"), tied, place)
+    generator = torch.Generator(device).manual_seed(0)
+    parameters = read = 0
+    for name, slot in model.weight_map().items():
+        values, nbytes = _fill(slot, kind, device, generator)
+        parameters += values
+        read += nbytes if tied or name != "model.embed_tokens.weight" else 0
+    return model, parameters, read
+
+
+def _fill(
+    slot: WeightSlot, kind: Type | None, device: torch.device, generator: torch.Generator
+) -> tuple[int, int]:
+    """Fill a slot; returns the values and bytes."""
+    values = int(torch.Size(slot.shape).numel())
+    if kind is None or not slot.quantised:
+        tensor = torch.empty(slot.shape, dtype=torch.bfloat16, device=device)
+        if len(slot.shape) == 1:
+            tensor.fill_(1.0)
+        else:
+            tensor.normal_(0.0, DEVIATION, generator=generator)
+        slot.fill(tensor)
+        return values, tensor.nbytes
+    per_block, size = GGML_QUANT_SIZES[kind]
+    shape = (slot.shape[0], slot.shape[1] // per_block, size)
+    blocks = torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
+    scale = torch.full(shape[:2], DEVIATION / 256, dtype=torch.float16, device=device)
+    for at in SCALES:
+        blocks[..., at : at + 2] = scale[..., None].view(torch.uint8)
+    slot.fill(QuantisedTensor(kind, slot.shape, blocks.flatten(1)))
+    return values, blocks.nbytes
+
+
+def our_engine(
+    shape: dict[str, Any], kind: Type | None, device: torch.device, max_batch: int
+) -> tuple[Engine, int]:
+    """An engine with the demo's tokenizer, and the bytes of the weights that a step reads."""
+    place = Device(device)
+    demo = load(ModelSpec(reference="demo", dtype="bf16"), place)
+    model, parameters, read = our_model(shape, kind, device)
+    info = replace(demo.info, parameters=parameters, weight_bytes=read, family=FAMILY)
+    core = EngineCore(
+        replace(demo, model=model, info=info),
+        slots=Slots(max_batch),
+        context=4096,
+        cache_bytes=place.cache_room(),
+        prefix_cache=False,
+    )
+    return Engine(core), read
+
+
+def their_model(shape: dict[str, Any], device: torch.device) -> Any:
+    """transformers' model in bf16, with SDPA."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {**shape, "dtype": "bfloat16"}
+    config = AutoConfig.for_model(FAMILY, **fields)
+    auto: Any = AutoModelForCausalLM
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            model = auto.from_config(config, attn_implementation="sdpa")
+    finally:
+        torch.set_default_dtype(before)
+    return model.to(device).eval()
+
+
+def cache_bytes(shape: dict[str, Any]) -> int:
+    """Bytes of keys and values of one position."""
+    heads = shape["num_key_value_heads"] * shape["head_dim"]
+    return int(2 * 2 * shape["num_hidden_layers"] * heads)
+
+
+def copy_bandwidth(device: torch.device, nbytes: int) -> float:
+    """Bytes per second that a copy reads and writes: the median of nine."""
+    source = torch.empty(nbytes, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    times = [seconds(lambda: target.copy_(source)) for _ in range(10)]
+    return 2 * nbytes / median(times[1:])

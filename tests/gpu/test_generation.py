@@ -1,0 +1,220 @@
+"""What an engine does with each kind of cache on the device, against the CPU in float32."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.api.request import ChatRequest
+from jobs.api.sampling import Sampling
+from jobs.errors import JobError
+from tests.gpu.conftest import DEVICE, Load
+from tests.worker.checkpoints import KINDS
+from tests.worker.engine.drafted import mixed_requests, perturbed
+from worker import ChatSession, Engine
+from worker import device as devices
+from worker.device import BatchLimits
+from worker.layers.batch import Batch
+from worker.local.collect import CollectingSink
+
+# A window and sinks, and gated delta nets with experts, beside the three kinds.
+FAMILIES = {**KINDS, "sinks": "gpt_oss", "experts": "qwen3_next", "caps": "gemma2"}
+GREEDY = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
+SYSTEM = [5 + i % 90 for i in range(101)]
+
+
+@pytest.fixture(params=FAMILIES)
+def path(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Path:
+    return checkpoint(FAMILIES[request.param])
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of more than 16 tokens take several steps, beside others that decode."""
+    small = BatchLimits(max_batch=4, step_tokens=16, stride=64)
+    monkeypatch.setattr(devices, "ACCELERATOR_LIMITS", small)
+    monkeypatch.setattr(devices, "CPU_LIMITS", small)
+
+
+def tokens(engine: Engine, prompts: list[list[int]], options: Any = GREEDY) -> list[list[int]]:
+    return [list(one.token_ids) for one in engine.generate(prompts, options)]
+
+
+def test_mixed_steps_with_chunks_and_gaps(path: Path, load: Load, small_steps: None) -> None:
+    prompts = [[7 + i] * (3 + 17 * i) for i in range(9)]
+    options = [GREEDY.model_copy(update={"max_tokens": 2 + 5 * i % 13}) for i in range(9)]
+    expected = tokens(load(path, reference=True), prompts, options)
+    assert tokens(load(path), prompts, options) == expected
+
+
+def answers(engine: Engine, requests: list[dict[str, Any]]) -> list[Any]:
+    sinks = [CollectingSink() for _ in requests]
+    given = zip(requests, sinks, strict=True)
+    chats = [engine.submit(ChatRequest.parse(one), sink) for one, sink in given]
+    while not all(chat.done for chat in chats):
+        engine.step()
+    return [sink.completion() for sink in sinks]
+
+
+def test_sampling_options_in_one_batch(path: Path, load: Load) -> None:
+    """Penalties, biases, seeds, truncations, bad words, log-probabilities of answers and prompts,
+    tools: the same tokens, and log-probabilities within 1e-3."""
+    requests = mixed_requests(24)
+    ours, theirs = answers(load(path), requests), answers(load(path, reference=True), requests)
+    for one, other in zip(ours, theirs, strict=True):
+        assert [choice.message for choice in one.choices] == [c.message for c in other.choices]
+        assert [c.finish_reason for c in one.choices] == [c.finish_reason for c in other.choices]
+        for mine, its in zip(one.choices, other.choices, strict=True):
+            if its.logprobs is not None:
+                assert [each.logprob for each in mine.logprobs.content] == pytest.approx(
+                    [each.logprob for each in its.logprobs.content], abs=1e-3
+                )
+        assert (one.prompt_logprobs is None) == (other.prompt_logprobs is None)
+
+
+def test_top_p_beyond_the_candidates(
+    checkpoint: Callable[..., Path], load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.sampling.sampler.CANDIDATES", 4)
+    path, options = checkpoint("qwen3"), Sampling(top_p=0.95, temperature=2.0, seed=3)
+    expected = tokens(load(path, reference=True), [[5, 6], [7]], options)
+    assert tokens(load(path), [[5, 6], [7]], options) == expected
+
+
+def test_a_common_prefix_is_computed_once(path: Path, load: Load) -> None:
+    prompts = [[*SYSTEM, 101 + i, 7] for i in range(4)]
+    without = load(path, prefix_cache=False)
+    expected = [tokens(without, [prompt])[0] for prompt in prompts]
+    engine = load(path)
+    found = [tokens(engine, [prompt])[0] for prompt in prompts]
+    assert (found, tokens(engine, prompts)) == (expected, expected)
+    assert engine._core.prefix.cached_tokens > 2 * len(SYSTEM)
+    assert expected == tokens(load(path, reference=True), prompts)
+
+
+def test_a_conversation_goes_on_from_its_state(path: Path, load: Load) -> None:
+    texts = ["one two three four five", "and the dog", "the answer is"] * 2
+    histories = []
+    for reference in (False, True):
+        engine = load(path, reference=reference)
+        session = ChatSession(engine, system="You answer.", temperature=0, max_tokens=8)
+        for text in texts:
+            session.respond(text)
+        histories.append(session.history)
+    assert histories[0] == histories[1]
+
+
+def test_a_prompt_cache_in_a_file(path: Path, load: Load, tmp_path: Path) -> None:
+    """Saved on one device, loaded on the other."""
+    prompt = [*SYSTEM, 101, 102]
+    expected = tokens(load(path, reference=True, prefix_cache=False), [prompt])
+    for writer, reader in ((False, False), (False, True), (True, False)):
+        file = tmp_path / f"{writer}-{reader}"
+        load(path, reference=writer).save_prompt_cache(SYSTEM, file)
+        engine = load(path, reference=reader)
+        assert engine.load_prompt_cache(file) == len(SYSTEM)
+        assert tokens(engine, [prompt]) == expected
+        assert engine._core.prefix.cached_tokens == len(SYSTEM)
+
+
+@pytest.mark.parametrize("draft", ["ngram", "model"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_5_text"])
+def test_drafts_change_no_token(
+    family: str, draft: str, checkpoint: Callable[..., Path], load: Load, tmp_path: Path
+) -> None:
+    path = checkpoint(family)
+    given = "ngram" if draft == "ngram" else str(perturbed(path, tmp_path / "draft"))
+    prompts = [[5 + i, 9, 11, 5 + i, 9, 11, 5 + i, 9] * 4 for i in range(3)]
+    options = [
+        GREEDY.model_copy(update={"max_tokens": 40}),
+        Sampling(temperature=0.7, seed=4, max_tokens=30, ignore_eos=True),
+        GREEDY.model_copy(update={"max_tokens": 25, "repetition_penalty": 1.1}),
+    ]
+    expected = tokens(load(path, reference=True), prompts, options)
+    engine = load(path, draft=given)
+    assert tokens(engine, prompts, options) == expected
+    # Greedy answers of the hybrid repeat nothing that could be looked up.
+    looked_up = (draft, family) == ("ngram", "qwen3_5_text")
+    assert looked_up or engine._core.speculation.accepted_tokens > 0
+
+
+def test_decode_steps_are_graphs(checkpoint: Callable[..., Path], load: Load) -> None:
+    """While sequences end, and while the cache grows beyond its first 256 columns."""
+    path = checkpoint("qwen3")
+    prompts = [[5 + i] * (3 + 12 * i) for i in range(20)]
+    options = [GREEDY.model_copy(update={"max_tokens": 60 - 2 * i}) for i in range(20)]
+    plain, engine = load(path, max_batch=20), load(path, max_batch=20)
+    models: list[Any] = [one._core.runner.model for one in (plain, engine)]
+    graphs = [model._graphs for model in models]
+    graphs[0].enabled = False
+    expected = tokens(plain, prompts, options)
+    assert tokens(engine, prompts, options) == expected
+    if DEVICE.startswith("cuda"):
+        assert (len(graphs[0]._graphs), graphs[1].enabled) == (0, True)
+        assert len(graphs[1]._graphs) > 1
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.7, "top_k": 5}], ids=str)
+def test_a_decode_step_waits_once_for_the_device(
+    fields: dict[str, Any], checkpoint: Callable[..., Path], load: Load
+) -> None:
+    if not DEVICE.startswith("cuda"):
+        pytest.skip("CUDA tells when it is waited for")
+    engine = load(checkpoint("qwen3"))
+    options = Sampling(**fields, max_tokens=100, ignore_eos=True, logprobs=True, top_logprobs=2)
+    streams = [engine.generate_stream([5, 6 + i], options) for i in range(3)]
+    for _ in range(8):
+        for stream in streams:
+            next(stream)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            steps = engine._core.steps
+            for _ in range(10):
+                engine.step()
+            steps = engine._core.steps - steps
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [one for one in caught if "synchroniz" in str(one.message)]
+    assert (steps, len(waits)) == (10, 10), [str(one.message) for one in waits]
+
+
+def test_logits_that_are_not_finite_fail_their_sequence_alone(
+    checkpoint: Callable[..., Path], load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, prompts = load(checkpoint("qwen3")), [[5, 6, 7], [8, 9]]
+    _, expected = tokens(engine, prompts)
+    model: Any = engine._core.runner.model
+
+    def broken(batch: Batch, caches: Any) -> torch.Tensor:
+        logits: torch.Tensor = model(batch, caches).clone()
+        logits[batch.select_logits_rows(batch.token_ids) == prompts[0][-1]] = float("nan")
+        return logits
+
+    monkeypatch.setattr(engine._core.runner, "model", broken)
+    for failing in ([prompts[0]], prompts):
+        with pytest.raises(JobError, match="not finite after 3 tokens"):
+            tokens(engine, failing)
+    assert tokens(engine, [prompts[1]]) == [expected]
+
+
+def test_two_engines_on_one_device(checkpoint: Callable[..., Path], load: Load) -> None:
+    """Their steps in turns."""
+    paths = [checkpoint("qwen3"), checkpoint("gemma3_text")]
+    prompts = [[7] * 20, [8, 9, 10]]
+    expected = [tokens(load(path, reference=True), prompts) for path in paths]
+    engines = [load(path) for path in paths]
+    streams = [engine.generate_stream(prompts[0], GREEDY) for engine in engines]
+    found: list[list[int]] = [[], []]
+    for pair in zip(*streams, strict=True):
+        for which, token in enumerate(pair):
+            found[which].append(token.id)
+    assert found == [one[0] for one in expected]
+    assert [tokens(engine, prompts) for engine in engines] == expected
+    assert engines[0].info.device.startswith(DEVICE.split(":")[0])

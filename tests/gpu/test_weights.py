@@ -1,0 +1,133 @@
+"""Quantised weights on the device: products of every type against gguf's values, whole files, and
+quantisation at load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, quants
+from gguf import GGMLQuantizationType as Type
+from torch.nn import functional as F
+
+from tests.gpu.conftest import DEVICE, Load, distance
+from tests.worker.layers.weights.test_triton import KINDS, quantised, values
+from worker.gguf.write.model import quantise_model
+from worker.gguf.write.recipe import KINDS as KINDS_OF_FILES
+from worker.layers.weights import triton
+from worker.layers.weights.dequantise import FUNCTIONS, dequantise
+from worker.layers.weights.quantise import quantise
+from worker.layers.weights.triton import TritonWeight
+from worker.loading.find import find
+
+needs_cuda = pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="runs compiled kernels")
+# Of a product's length: a row of the result has 512 or more products of numbers that are rounded
+# to the dtype, and float32 sums.
+NEAR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_products_of_the_compiled_kernels(kind: Type, dtype: torch.dtype) -> None:
+    """With tails of rows, outputs and columns, of slices, and of two merged parts."""
+    for outputs, columns in ((33, 512), (256, 1024), (5, 768)):
+        parts = [quantised(kind, outputs, columns), quantised(kind, 20, columns, seed=1)]
+        weight = TritonWeight([part.to(torch.device(DEVICE)) for part in parts])
+        exact = torch.cat([values(part) for part in parts])
+        for rows in (1, 3, 16, 17, 300):
+            x = torch.randn(rows, 2 * columns).to(dtype)[:, ::2]
+            bias = torch.randn(len(exact)).to(dtype)
+            expected = F.linear(x.double(), exact.to(dtype).double(), bias.double())
+            found = weight(x.to(DEVICE), bias.to(DEVICE))
+            assert found.dtype is dtype
+            assert distance(found.cpu().double(), expected) < NEAR[dtype], (outputs, rows)
+
+
+@needs_cuda
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_values_of_the_compiled_kernels_are_gguf_s(kind: Type) -> None:
+    tensor = quantised(kind, 19, 512)
+    blocks = tensor.blocks.to(DEVICE)
+    assert torch.equal(
+        triton.kernels().dequantise(kind.name, blocks, torch.float32).cpu(), values(tensor)
+    )
+
+
+@needs_cuda
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    weight = TritonWeight([quantised(Type.Q5_K, 40, 512).to(torch.device(DEVICE))])
+    x = torch.randn(16, 512, dtype=torch.bfloat16, device=DEVICE)
+    together = weight(x, None)
+    x[1:] *= 1e4
+    assert torch.equal(weight(x, None)[0], together[0])
+    assert torch.equal(weight(x[:1], None)[0], together[0])
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS, ids=lambda kind: kind.name)
+def test_values_by_torch_operations_are_gguf_s(kind: Type) -> None:
+    per_block, size = GGML_QUANT_SIZES[kind]
+    blocks = torch.randint(0, 256, (64, size), dtype=torch.uint8)
+    found = dequantise(blocks.to(DEVICE), kind).cpu()
+    with np.errstate(all="ignore"):  # some random scales are infinite or NaN
+        expected = torch.from_numpy(quants.dequantize(blocks.numpy(), kind)).view(-1, per_block)
+    assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
+# All rows consist of whole blocks of 256 values.
+WIDE = {
+    **{"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2},
+    **{"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32},
+}
+# The kernels multiply with all tensors of these files.
+AS_THEY_ARE = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q6_K")
+FILES = tuple(KINDS_OF_FILES)
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["re-encoded", "kept"])
+@pytest.mark.parametrize("kind", FILES)
+def test_gguf_files(
+    kind: str, keep: bool, checkpoint: Callable[..., Path], load: Load, tmp_path: Path
+) -> None:
+    """Logits of prompts and of decode. Re-encoded blocks are rounded once more, to 8 bits."""
+    source = find(str(checkpoint("qwen3", **WIDE)))
+    file = quantise_model(source, kind, tmp_path / "file.gguf", lambda done, total: None).path
+    ours, theirs = load(file, keep_quantised=keep), load(file, reference=True)
+    prompt = [5 + i % 90 for i in range(40)]
+    expected = theirs.prompt_logits(prompt)
+    near = 1e-4 if keep or kind in AS_THEY_ARE else 0.03
+    assert distance(ours.prompt_logits(prompt), expected) < near
+    # Of few rows, by the kernels that dequantise within the product.
+    assert distance(ours.prompt_logits(prompt[:9]), expected[:9]) < near
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_experts_of_a_gguf_file(
+    family: str, checkpoint: Callable[..., Path], load: Load, tmp_path: Path
+) -> None:
+    """They become plain weights."""
+    own = {"moe_intermediate_size": 256} if family == "qwen3_moe" else {"swiglu_limit": 7.0}
+    source = find(str(checkpoint(family, **WIDE, **own)))
+    file = quantise_model(source, "Q4_K_M", tmp_path / "file.gguf", lambda done, total: None).path
+    prompt = [5 + i % 90 for i in range(40)]
+    expected = load(file, reference=True, keep_quantised=True).prompt_logits(prompt)
+    found = load(file, keep_quantised=True).prompt_logits(prompt)
+    assert distance(found, expected) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_weights_quantised_at_load(dtype: str, checkpoint: Callable[..., Path], load: Load) -> None:
+    path, prompt = checkpoint("qwen3", **WIDE), [5 + i % 90 for i in range(40)]
+    theirs = load(path, reference=True, quantize="q8").prompt_logits(prompt)
+    found = load(path, dtype=dtype, quantize="q8").prompt_logits(prompt)
+    assert distance(found, theirs) < (1e-4 if dtype == "fp32" else 0.05)
+
+
+def test_blocks_are_quantised_on_the_cpu_from_values_of_the_device() -> None:
+    x = torch.randn(8, 256)
+    assert torch.equal(
+        quantise(x.to(DEVICE), Type.Q8_0).blocks.cpu(), quantise(x, Type.Q8_0).blocks
+    )
