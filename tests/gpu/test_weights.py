@@ -38,7 +38,7 @@ def test_products_of_the_compiled_kernels(kind: Type, dtype: torch.dtype) -> Non
         parts = [quantised(kind, outputs, columns), quantised(kind, 20, columns, seed=1)]
         weight = TritonWeight([part.to(torch.device(DEVICE)) for part in parts])
         exact = torch.cat([values(part) for part in parts])
-        for rows in (1, 3, 16, 17, 300):
+        for rows in (1, 3, 16, 17, 64, 65, 300):
             x = torch.randn(rows, 2 * columns).to(dtype)[:, ::2]
             bias = torch.randn(len(exact)).to(dtype)
             expected = F.linear(x.double(), exact.to(dtype).double(), bias.double())

@@ -7,17 +7,24 @@ Importing this needs the package `triton`.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from worker.kernels.attention import Stored
+from worker.kernels.triton_launch import kernel
 
-BLOCK, BLOCK_BYTES = 64, 16_384  # most columns that are read at a time, and bytes of their keys
+BLOCK = 64  # most columns that are read at a time
+# Most bytes of their keys, by the shared memory that a program may have at least.
+BLOCK_BYTES = {160_000: 16_384, 96_000: 8_192, 0: 4_096}
+HOPPER = 232_448  # bytes of it
 SPLITS = 16  # of a row at most, each with LEAST columns or more
 LEAST = 256
 QUERIES = 64  # of a program that computes chunks; a quarter in float32
+CHUNK_WARPS = 4
 GROUP = 16  # query heads of a program: the fewest rows that a tensor core multiplies
 
 
@@ -47,10 +54,11 @@ def attend_decode(
         partial = torch.empty(rows, heads, splits, width, dtype=torch.float32, device=q.device)
         sums = torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=q.device)
     window = stored.window or 0
-    block = max(16, min(BLOCK, BLOCK_BYTES // (width * q.element_size())))
+    block = max(16, min(BLOCK, _block_bytes(q.device) // (width * q.element_size())))
     places = (keys.stride(0), keys.stride(1))
     with torch.cuda.device_of(q):  # Triton starts kernels on the current device
-        _append[(rows, kv_heads)](
+        _append(
+            (rows, kv_heads),
             k,
             v,
             keys,
@@ -62,7 +70,8 @@ def attend_decode(
             dim=dim,
             width=width,
         )
-        _attend[(rows, kv_heads, splits)](
+        _attend(
+            (rows, kv_heads, splits),
             q,
             keys,
             values,
@@ -89,7 +98,8 @@ def attend_decode(
         )
         if whole:
             return
-        _combine[(rows, heads)](
+        _combine(
+            (rows, heads),
             partial,
             sums,
             slots,
@@ -106,7 +116,7 @@ def attend_decode(
             padded=triton.next_power_of_2(splits),
             least=LEAST,
             has_sinks=sinks is not None,
-            num_warps=1,
+            warps=1,
         )
 
 
@@ -132,11 +142,12 @@ def attend_chunks(
     (_, heads, dim), kv_heads = q.shape, k.shape[1]
     keys, values = stored.keys, stored.values
     width = _padded(dim)
-    block = max(16, min(BLOCK, BLOCK_BYTES // (width * q.element_size())))
+    block = max(16, min(BLOCK, _block_bytes(q.device) // (width * q.element_size())))
     sizes = {"dim": dim, "width": width, "most": queries(q.dtype)}
     places = (keys.stride(0), keys.stride(1))
     with torch.cuda.device_of(q):
-        _append_pieces[(len(pieces), kv_heads)](
+        _append_pieces(
+            (len(pieces), kv_heads),
             k,
             v,
             keys,
@@ -145,7 +156,8 @@ def attend_chunks(
             *(k.stride(0), k.stride(1), v.stride(0), v.stride(1), *places),
             **sizes,
         )
-        _attend_pieces[(len(pieces), heads)](
+        _attend_pieces(
+            (len(pieces), heads),
             q,
             keys,
             values,
@@ -161,6 +173,7 @@ def attend_chunks(
             capped=cap is not None,
             has_sinks=sinks is not None,
             **sizes,
+            warps=CHUNK_WARPS,
         )
 
 
@@ -177,7 +190,8 @@ def prepare_queries_and_keys(
     (q_weight, q_eps), (k_weight, k_eps) = norms or ((q, 0.0), (k, 0.0))
     cos, sin = rotation or (q, q)
     with torch.cuda.device_of(q):
-        _prepare[(rows, heads + kv_heads)](
+        _prepare(
+            (rows, heads + kv_heads),
             q,
             k,
             q_out,
@@ -194,9 +208,19 @@ def prepare_queries_and_keys(
             width=_padded(dim),
             turned=cos.shape[-1] if rotation else 0,
             normed=norms is not None,
-            num_warps=1,
+            warps=1,
         )
     return q_out, k_out
+
+
+@cache
+def _block_bytes(device: torch.device) -> int:
+    """Several blocks of keys and values are in shared memory at a time, beside the queries."""
+    memory = HOPPER
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        memory = getattr(properties, "shared_memory_per_block_optin", 0)
+    return next(nbytes for least, nbytes in BLOCK_BYTES.items() if memory >= least)
 
 
 def _padded(size: int) -> int:
@@ -204,7 +228,7 @@ def _padded(size: int) -> int:
     return max(16, int(triton.next_power_of_2(size)))
 
 
-@triton.jit
+@kernel
 def _append(
     k,
     v,
@@ -246,7 +270,7 @@ def _range(slots, positions, row, window, block: tl.constexpr, most_splits: tl.c
     return slot, length, share
 
 
-@triton.jit
+@kernel
 def _attend(
     q,
     keys,
@@ -324,7 +348,7 @@ def _attend(
         tl.store(to_out, tl.zeros([group, width], out.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@kernel
 def _combine(
     partial,
     sums,
@@ -371,7 +395,7 @@ def _piece(pieces):
     return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
 
-@triton.jit
+@kernel
 def _append_pieces(
     k,
     v,
@@ -399,7 +423,7 @@ def _append_pieces(
     tl.store(values + to, found, mask=real)
 
 
-@triton.jit
+@kernel
 def _attend_pieces(
     q,
     keys,
@@ -457,7 +481,7 @@ def _attend_pieces(
     tl.store(to, (result / total[:, None]).to(out.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@kernel
 def _prepare(
     q,
     k,

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels.triton_launch import kernel
+
 COLUMNS = 1024  # of a program of the gated activation
 KINDS = {"silu": 0, "gelu_tanh": 1, "clamped": 2}
 
@@ -19,7 +21,8 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[
     size = x.shape[-1]
     width = triton.next_power_of_2(size)
     with torch.cuda.device_of(x):  # Triton starts kernels on the current device
-        _add_rms_norm[(x.numel() // size,)](
+        _add_rms_norm(
+            (x.numel() // size,),
             x,
             delta,
             weight,
@@ -28,7 +31,7 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[
             eps,
             size,
             width=width,
-            num_warps=min(16, max(1, width // 256)),
+            warps=min(16, max(1, width // 256)),
         )
     return total, out
 
@@ -42,7 +45,8 @@ def gated_activation(
     rows, inner = gate.shape
     out = torch.empty(rows, inner, dtype=gate.dtype, device=gate.device)
     with torch.cuda.device_of(gate):
-        _gated[(rows, triton.cdiv(inner, COLUMNS))](
+        _gated(
+            (rows, triton.cdiv(inner, COLUMNS)),
             gate,
             up,
             out,
@@ -56,7 +60,7 @@ def gated_activation(
     return out
 
 
-@triton.jit
+@kernel
 def _add_rms_norm(x, delta, weight, total, out, eps, size, width: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * size
     d = tl.arange(0, width)
@@ -71,7 +75,7 @@ def _add_rms_norm(x, delta, weight, total, out, eps, size, width: tl.constexpr):
     tl.store(out + row + d, (added * factor * weights).to(out.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@kernel
 def _gated(gate, up, out, stride, inner, slope, limit, kind: tl.constexpr, width: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * width + tl.arange(0, width)

@@ -14,12 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels.triton_launch import kernel
+
 MAX_ROWS = 64  # of x in `product`; beyond it the dequantised weight is multiplied
 LEAST_ROWS = 16  # that a tensor core multiplies
 TILE = 16  # outputs of one program
 STEP = 256  # columns that it dequantises at a time: one block or several
-MOST_STEPS = 16  # of a program, where there are too few programs to fill a GPU
-FEW_PROGRAMS = 1024
+MOST_STEPS = 4  # of a program, where there are fewer than PROGRAMS
+PROGRAMS = 1024
+ENOUGH = 512  # programs of one warp each that fill a GPU; fewer have four
 SUMMED = 1024  # outputs of a program that sums what several have left
 
 Q4_0, Q8_0, Q4_K, Q5_K, Q6_K = (tl.constexpr(code) for code in range(5))
@@ -59,12 +62,15 @@ def product(x: Tensor, format_name: str, blocks: Tensor, y: Tensor) -> None:
     x = x if x.stride(1) == 1 else x.contiguous()
     tiles, steps = triton.cdiv(outputs, TILE), triton.cdiv(columns, STEP)
     # Neither depends on the number of rows, so that a row does not depend on its neighbours.
-    splits = max(1, min(FEW_PROGRAMS // tiles, triton.cdiv(steps, MOST_STEPS)))
+    splits = max(1, min(PROGRAMS // tiles, triton.cdiv(steps, MOST_STEPS)))
+    most_rows = max(LEAST_ROWS, triton.next_power_of_2(rows))
+    warps = most_rows // LEAST_ROWS if tiles * splits >= ENOUGH else 4
     partial = y
     if splits > 1:
         partial = torch.empty(splits, rows, outputs, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):  # Triton starts kernels on the current device
-        _product[(tiles, splits)](
+        _product(
+            (tiles, splits),
             x,
             blocks,
             blocks.view(torch.float16),
@@ -75,12 +81,20 @@ def product(x: Tensor, format_name: str, blocks: Tensor, y: Tensor) -> None:
             x.stride(0),
             y.stride(0) if splits == 1 else outputs,
             triton.cdiv(steps, splits),
-            most_rows=max(LEAST_ROWS, triton.next_power_of_2(rows)),
+            most_rows=most_rows,
+            warps=warps,
             **form.constants,
         )
         if splits > 1:
-            _sum_splits[(rows, triton.cdiv(outputs, SUMMED))](
-                partial, y, rows, outputs, y.stride(0), splits, width=SUMMED
+            _sum_splits(
+                (rows, triton.cdiv(outputs, SUMMED)),
+                partial,
+                y,
+                rows,
+                outputs,
+                y.stride(0),
+                splits,
+                width=SUMMED,
             )
 
 
@@ -91,13 +105,19 @@ def dequantise(format_name: str, blocks: Tensor, dtype: torch.dtype) -> Tensor:
     columns = row_bytes // form.size * form.values
     output = torch.empty(rows, columns, dtype=dtype, device=blocks.device)
     with torch.cuda.device_of(blocks):
-        _dequantise[(triton.cdiv(rows, TILE), triton.cdiv(columns, STEP))](
-            blocks, blocks.view(torch.float16), output, rows, columns, **form.constants
+        _dequantise(
+            (triton.cdiv(rows, TILE), triton.cdiv(columns, STEP)),
+            blocks,
+            blocks.view(torch.float16),
+            output,
+            rows,
+            columns,
+            **form.constants,
         )
     return output
 
 
-@triton.jit
+@kernel
 def _product(
     x,
     blocks,
@@ -137,7 +157,7 @@ def _product(
     tl.store(to, total.to(y.dtype.element_ty), mask=(m < rows) & (n < outputs))
 
 
-@triton.jit
+@kernel
 def _sum_splits(partial, y, rows, outputs, y_stride, splits, width: tl.constexpr):
     row = tl.program_id(0)
     n = tl.program_id(1) * width + tl.arange(0, width)
@@ -147,7 +167,7 @@ def _sum_splits(partial, y, rows, outputs, y_stride, splits, width: tl.constexpr
     tl.store(y + row * y_stride + n, total.to(y.dtype.element_ty), mask=n < outputs)
 
 
-@triton.jit
+@kernel
 def _dequantise(
     blocks,
     halves,

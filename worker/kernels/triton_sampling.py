@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels.triton_launch import kernel
+
 BLOCK = 4096  # logits of a program
 
 
@@ -20,19 +22,14 @@ def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
     blocks = triton.cdiv(vocab, BLOCK)
     maxima = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
     sums, chosen = torch.empty_like(maxima), torch.empty_like(uniforms, dtype=torch.long)
-    sizes = {"vocab": vocab, "stride": logits.stride(0), "width": BLOCK}
+    sizes = vocab, logits.stride(0)
     with torch.cuda.device_of(logits):  # Triton starts kernels on the current device
-        _sum_blocks[(rows, blocks)](logits, temperatures, maxima, sums, **sizes)
-        _pick[(rows,)](
-            logits,
-            temperatures,
-            uniforms,
-            maxima,
-            sums,
-            chosen,
-            blocks=blocks,
+        _sum_blocks((rows, blocks), logits, temperatures, maxima, sums, *sizes, width=BLOCK)
+        _pick(
+            (rows,),
+            *(logits, temperatures, uniforms, maxima, sums, chosen, *sizes, blocks),
+            width=BLOCK,
             padded=triton.next_power_of_2(blocks),
-            **sizes,
         )
     return chosen
 
@@ -44,7 +41,7 @@ def _scaled(logits, temperatures, row, columns, vocab, stride):
     return found.to(tl.float32) / tl.load(temperatures + row)
 
 
-@triton.jit
+@kernel
 def _sum_blocks(logits, temperatures, maxima, sums, vocab, stride, width: tl.constexpr):
     row, block, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     scaled = _scaled(logits, temperatures, row, block * width + tl.arange(0, width), vocab, stride)
@@ -54,7 +51,7 @@ def _sum_blocks(logits, temperatures, maxima, sums, vocab, stride, width: tl.con
     tl.store(sums + row * blocks + block, tl.sum(tl.exp(scaled - least), 0))
 
 
-@triton.jit
+@kernel
 def _pick(
     logits,
     temperatures,

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 ATTENDED = (FullKVCache, WindowKVCache)  # caches that the kernels of a graph read
 MOST_ROWS = 512
-# Rows of graphs: few ways to fill up small steps, and at most an eighth more rows in large ones.
-SIZES = (1, 2, 4, 8, *range(16, 128, 8), *range(128, MOST_ROWS + 1, 16))
+# Rows of graphs. Rows that fill up take little time, and to make a graph as long as a dozen steps.
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, *range(96, MOST_ROWS + 1, 32))
 
 OFTEN = (
     16  # steps of a size until it has a graph of its own, if there is one of up to twice its size

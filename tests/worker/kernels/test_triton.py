@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,3 +190,58 @@ def test_draws_are_those_of_cumulative_sums(dtype: torch.dtype) -> None:
     expected = torch.searchsorted(sums, (uniforms * sums[:, -1])[:, None], right=True)[:, 0]
     found = gpu.sampling().draw(logits, temperatures, uniforms)
     assert torch.equal(found, expected.clamp(max=9_999))
+
+
+@pytest.mark.parametrize(
+    ("memory", "nbytes"), [(232_448, 16_384), (101_376, 8_192), (65_536, 4_096), (None, 4_096)]
+)
+def test_blocks_fit_in_the_shared_memory_of_the_card(
+    memory: int | None, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an H100, an RTX 4090 and a T4, and of one that torch does not tell."""
+    given = {} if memory is None else {"shared_memory_per_block_optin": memory}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**given)
+    )
+    block_bytes = gpu.attention()._block_bytes
+    block_bytes.cache_clear()
+    assert block_bytes(torch.device("cuda", 0)) == nbytes
+    block_bytes.cache_clear()
+
+
+class Compiled:
+    """Stands in for a Triton function and for what it compiles."""
+
+    arg_names = ("x", "y", "number", "width", "kind")
+
+    def __init__(self) -> None:
+        self.compiled, self.started = 0, 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self.start if len(grid) == 3 else self.compile
+
+    def compile(self, *arguments: Any, **options: Any) -> Compiled:
+        self.compiled += 1
+        return self
+
+    def start(self, *arguments: Any) -> None:
+        assert arguments[3:] == (8, 2)
+        self.started += 1
+
+
+def test_a_kernel_is_compiled_for_each_kind_of_arguments() -> None:
+    """Those for which Triton makes different code, and no others."""
+    from worker.kernels.triton_launch import Kernel
+
+    function = Compiled()
+    start, x, y = Kernel(function), torch.zeros(64), torch.zeros(64)
+    # The constants are passed in the order of the parameters.
+    for number, compiled in ((48, 1), (32, 1), (7, 2), (9, 2), (1, 3), (2**32, 4), (2**33, 4)):
+        start((2, 3), x, y, number, kind=2, width=8)
+        assert function.compiled == compiled, number
+    start((2,), x[4:], y, 48, kind=2, width=8)
+    assert function.compiled == 4
+    for other in ((x[1:], y, 48), (x.half(), y, 48), (x, y, 4.8)):
+        start((2,), *other, kind=2, width=8)
+    start((2,), x, y, 48, kind=2, width=8, warps=1)
+    assert (function.compiled, function.started) == (8, 4)

@@ -31,10 +31,10 @@ def main() -> None:
             blocks, shape = {"blocks": "*u8", "halves": "*fp16"}, form.constants
             most = {**shape, "most_rows": products.LEAST_ROWS}
             ends = {"x": f"*{dtype}", "y": f"*{dtype}"}
-            code = compiled(products._product, capability, most, **ends, **blocks)
+            code = compiled(products._product.function, capability, most, **ends, **blocks)
             print("product", capability, name, len(code), flush=True)
             ends = {"output": f"*{dtype}"}
-            code = compiled(products._dequantise, capability, shape, **ends, **blocks)
+            code = compiled(products._dequantise.function, capability, shape, **ends, **blocks)
             print("dequantise", capability, name, len(code), flush=True)
 
 

@@ -99,7 +99,7 @@ def test_dequantised_values_are_gguf_s(kind: Type) -> None:
 @needs_triton
 # The interpreter has no product in bf16.
 @pytest.mark.parametrize(
-    ("dtype", "rows"), [(torch.float16, 2), (torch.float16, 20), (torch.bfloat16, 20)]
+    ("dtype", "rows"), [(torch.float16, 2), (torch.float16, 70), (torch.bfloat16, 70)]
 )
 def test_merged_parts_with_a_bias_in_the_layer_s_dtype(
     dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
