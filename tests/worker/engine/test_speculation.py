@@ -14,7 +14,7 @@ from torch import Tensor
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
-from tests.worker.checkpoints import KINDS, make_checkpoint
+from tests.worker.checkpoints import KINDS, make_checkpoint, make_shallow_checkpoint
 from tests.worker.engine.drafted import mixed_requests, perturbed
 from worker import Engine
 from worker.backend import Outcome
@@ -52,14 +52,16 @@ Load = Callable[..., Engine]
 
 @pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "target", KINDS[request.param])
+    path = tmp_path_factory.mktemp("model") / "target"
+    return make_shallow_checkpoint(path, KINDS[request.param])
 
 
 @pytest.fixture(scope="module")
 def drafts(folder: Path) -> dict[str, str]:
     """Of each kind: one that is mostly right, one that never is, and none."""
     near = perturbed(folder, folder.parent / "near")
-    far = make_checkpoint(folder.parent / "far", "qwen3", seed=9, num_hidden_layers=1)
+    small: dict[str, Any] = {"num_hidden_layers": 1, "tie_word_embeddings": True}
+    far = make_checkpoint(folder.parent / "far", "qwen3", seed=9, **small)
     return {"near": str(near), "far": str(far), "ngram": "ngram"}
 
 
