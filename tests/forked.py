@@ -57,7 +57,9 @@ class ForkServer:
         plain = begin is None or isinstance(begin, TakeTerminal)
         plain = plain and not (call["pass_fds"] or call["shell"])
         environment = os.environ if call["env"] is None else call["env"]
-        return ours and plain and _at_start(environment) == _at_start(self.environment)
+        plain = plain and _at_start(environment) == _at_start(self.environment)
+        # With more, OpenBLAS starts threads when numpy is imported, which a fork has not.
+        return ours and plain and self.environment.get("OMP_NUM_THREADS") == "1"
 
     def fork(self, call: dict[str, Any]) -> int:
         """Return the id of the process, a child of this one."""

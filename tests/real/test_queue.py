@@ -32,7 +32,12 @@ def test_answers_of_a_real_model_reach_parquet(real: Real, redis_url: str, tmp_p
         jobs = site.client.submit_many(
             {
                 "model": name,
-                "messages": [{"role": "user", "content": f"The capital of {country} is"}],
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": f"Question: What is the capital of {country}?\nAnswer:",
+                    }
+                ],
                 "temperature": 0,
                 "max_tokens": 12,
                 "job": {"run": "capitals", "row": row},
