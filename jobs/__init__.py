@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from jobs.api.params import RequestFields
     from jobs.api.request import ChatRequest, IgnoredFieldWarning
     from jobs.api.sampling import Sampling
+    from jobs.api.score_request import Choice, LogLikelihood, Perplexity, ScoreRequest
+    from jobs.api.score_result import ContinuationScore, ScoredItem, ScoreResult, TextScore
     from jobs.client.aio import AsyncClient
     from jobs.client.aio_session import AsyncSession
     from jobs.client.client import Client
-    from jobs.client.job import AsyncJob, Job
+    from jobs.client.job import AsyncJob, AsyncScoreJob, Job, ScoreJob
     from jobs.client.serving import NobodyServes
     from jobs.client.session import Session
     from jobs.errors import JobError, SessionBusy, StreamRestarted, WaitTimeout
@@ -23,42 +25,62 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "AsyncJob",
+    "AsyncScoreJob",
     "AsyncSession",
     "ChatChunk",
     "ChatCompletion",
     "ChatRequest",
+    "Choice",
     "Client",
+    "ContinuationScore",
     "IgnoredFieldWarning",
     "Job",
     "JobError",
+    "LogLikelihood",
     "NobodyServes",
+    "Perplexity",
     "RequestFields",
     "Results",
     "Sampling",
+    "ScoreJob",
+    "ScoreRequest",
+    "ScoreResult",
+    "ScoredItem",
     "Session",
     "SessionBusy",
     "StreamRestarted",
+    "TextScore",
     "WaitTimeout",
 ]
 
 _LAZY = {
     "AsyncClient": "jobs.client.aio",
     "AsyncJob": "jobs.client.job",
+    "AsyncScoreJob": "jobs.client.job",
     "AsyncSession": "jobs.client.aio_session",
     "ChatChunk": "jobs.api.chunk",
     "ChatCompletion": "jobs.api.answer",
     "ChatRequest": "jobs.api.request",
+    "Choice": "jobs.api.score_request",
     "Client": "jobs.client.client",
+    "ContinuationScore": "jobs.api.score_result",
     "IgnoredFieldWarning": "jobs.api.request",
     "Job": "jobs.client.job",
     "JobError": "jobs.errors",
+    "LogLikelihood": "jobs.api.score_request",
     "NobodyServes": "jobs.client.serving",
+    "Perplexity": "jobs.api.score_request",
     "RequestFields": "jobs.api.params",
     "Results": "jobs.results.files",
     "Sampling": "jobs.api.sampling",
+    "ScoreJob": "jobs.client.job",
+    "ScoreRequest": "jobs.api.score_request",
+    "ScoreResult": "jobs.api.score_result",
+    "ScoredItem": "jobs.api.score_result",
     "Session": "jobs.client.session",
     "SessionBusy": "jobs.errors",
     "StreamRestarted": "jobs.errors",
+    "TextScore": "jobs.api.score_result",
     "WaitTimeout": "jobs.errors",
 }
 

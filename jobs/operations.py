@@ -14,9 +14,13 @@ from typing import Any, Protocol, Self
 from jobs.api.answer import ChatCompletion, FinishReason, Usage
 from jobs.api.job_options import JobOptions
 from jobs.api.request import ChatRequest
+from jobs.api.score_request import ScoreRequest
+from jobs.api.score_result import ScoreResult
+from jobs.api.wire import json_of
 from jobs.results.chat_rows import chat_rows
 from jobs.results.outbox import OutboxEntry, operation_of
 from jobs.results.rows import Row
+from jobs.results.score_rows import score_rows
 
 
 class Request(Protocol):
@@ -79,12 +83,39 @@ CHAT = Operation(
     rows=chat_rows,
 )
 
-OPERATIONS = {operation.func: operation for operation in (CHAT,)}
+SCORE = Operation(
+    func="worker.tasks.score",
+    name="score",
+    title="scoring",
+    request=ScoreRequest,
+    result=ScoreResult,
+    cost=lambda request: request.cost,
+    rows=score_rows,
+)
+
+OPERATIONS = {operation.func: operation for operation in (CHAT, SCORE)}
 
 
 def operation_named(func: str | None) -> Operation:
     """The operation of a function. A job of another one has a row as a chat has."""
     return OPERATIONS.get(func or "", CHAT)
+
+
+def parse_request(data: Any) -> Request:
+    """The checked request of a JSON object, or of its text: a scoring request if it has `items`.
+    Raises InvalidRequest."""
+    if isinstance(data, ChatRequest | ScoreRequest):
+        return data
+    if isinstance(data, str | bytes | bytearray):
+        data = json_of(data)
+    scores = isinstance(data, Mapping) and "items" in data and "messages" not in data
+    return (ScoreRequest if scores else ChatRequest).parse(data)
+
+
+def result_of(data: Any) -> ChatCompletion | ScoreResult:
+    """The result of a job from the JSON value that a worker has written. Raises ValidationError."""
+    scores = isinstance(data, dict) and data.get("object") == "score"
+    return (ScoreResult if scores else ChatCompletion).model_validate(data)
 
 
 def operation_for(request: Request) -> Operation:

@@ -1,4 +1,4 @@
-"""The function that every job names. RQ's tools show it; only `chatjobs work` runs these jobs."""
+"""The functions that jobs name. RQ's tools show them; only `chatjobs work` runs these jobs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,17 @@ logger = logging.getLogger("rq.worker")
 def chat_completion(request: dict[str, Any]) -> Any:
     """Called only if a stock RQ worker takes the job: that worker has no model, and the job goes
     back to its queue. Raises JobError if no RQ worker calls it."""
+    return _refuse(request, "chat jobs")
+
+
+def score(request: dict[str, Any]) -> Any:
+    """Called only if a stock RQ worker takes the job, see `chat_completion`."""
+    return _refuse(request, "scoring jobs")
+
+
+def _refuse(request: dict[str, Any], jobs: str) -> Any:
     refusal = (
-        "a stock RQ worker can't run chat jobs: stop it, and serve the jobs with chatjobs work "
+        f"a stock RQ worker can't run {jobs}: stop it, and serve the jobs with chatjobs work "
         f"--model {request.get('model')}"
     )
     if not is_run_by_rq():

@@ -124,6 +124,20 @@ class RequestFields(_Conversation, SessionTurnFields, total=False):
     """All fields of a `ChatRequest`: the type of a request as a plain dict."""
 
 
+class ScoreFields(TypedDict, total=False):
+    """All fields of a `ScoreRequest`: the type of a scoring request as a plain dict. An item is an
+    object as docs/score-jobs.md describes it, or one of the classes of items."""
+
+    model: Required[str]
+    items: Required[Iterable[Mapping[str, object] | BaseModel]]
+    token_logprobs: bool
+    truncate: Literal["left"] | None
+    add_special_tokens: bool
+    prefix_token_id: int | None
+    cache_salt: str | None
+    job: JobFields | BaseModel
+
+
 class HTTPTimeout(Protocol):
     """openai.Timeout, or httpx.Timeout: of its limits, `read` has a meaning here."""
 

@@ -53,6 +53,9 @@ def _model_name(name: str) -> str:
     return name
 
 
+ModelName = Annotated[Text, Field(min_length=1), AfterValidator(_model_name)]
+
+
 def _tool_name(name: str) -> str:
     if not TOOL_NAME.fullmatch(name):
         fact = "must have 1 to 128 letters (a-z), digits, '_', '-' and '.'"
@@ -142,7 +145,7 @@ class ChatRequest(Sampling):
         store                     false: the row has neither the prompt nor the answer
     """
 
-    model: Annotated[Text, Field(min_length=1), AfterValidator(_model_name)]
+    model: ModelName
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     response_format: ResponseFormat | None = None

@@ -62,10 +62,7 @@ class Checked(Wire):
     def parse(cls, data: Any) -> Self:
         """Construct from a JSON object (mapping, str or bytes). Raises InvalidRequest."""
         if isinstance(data, str | bytes | bytearray):
-            try:
-                data = json.loads(data)
-            except (ValueError, RecursionError) as error:
-                raise invalid(f"the request is {not_json(error)}") from None
+            data = json_of(data)
         if isinstance(data, cls):
             return data
         if not isinstance(data, Mapping):
@@ -74,6 +71,14 @@ class Checked(Wire):
         if bad is not None:
             raise invalid(f"field names must be strings, got {bad!r}")
         return cls(**data)
+
+
+def json_of(text: str | bytes | bytearray) -> Any:
+    """The value of a request as JSON text. Raises InvalidRequest."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"the request is {not_json(error)}") from None
 
 
 def _json_number(value: Any) -> Any:

@@ -67,7 +67,7 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
     running, loading = workers.running, workers.loading
     running.sort(key=_started_at, reverse=True)
     for queue in lengths:
-        queue["workers"] = workers.serve(queue["name"])
+        queue["workers"] = workers.serve(queue["model"], queue["func"])
     recorded = any_records(running)
     if host is not None:
         running = [worker for worker in running if worker["host"] == host]
@@ -170,7 +170,7 @@ def _print_tables(
         echo("no queues")
     for clause in sorted(
         {
-            nobody_takes(one["name"], published)
+            nobody_takes(one["model"], one["func"], published)
             for one in queues
             if (one["queued"] or one["scheduled"] or one["deferred"]) and not one["workers"]
         }

@@ -9,24 +9,23 @@ from typing import Any, Literal, Self, Unpack, overload
 
 import redis.asyncio
 
-from jobs.api.answer import ChatCompletion
 from jobs.api.caller import run_in_thread
 from jobs.api.params import SessionFields
 from jobs.client.aio_session import AsyncSession
 from jobs.client.chat_completions import AsyncChat
 from jobs.client.client import Client
-from jobs.client.job import AsyncJob, for_asyncio, kept_requests
+from jobs.client.job import AsyncJob, AsyncScoreJob, Q, R, for_asyncio, kept_requests
 from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
 from jobs.errors import JobError
 from jobs.store.connection.async_driver import AsyncConnection
 from jobs.store.connection.connect import connect_async
 from jobs.store.connection.protocol import iterate_async, run_async
-from jobs.store.enqueue import RequestInput
+from jobs.store.enqueue import ChatInput, RequestInput, ScoreInput
 from jobs.store.sessions import needed_model, open_session
 
 
 class AsyncClient:
-    """Submits chat-completion jobs and finds them again, without blocking the event loop.
+    """Submits chat and scoring jobs and finds them again, without blocking the event loop.
 
     Arguments and errors are those of `Client`. Use one client per event loop.
     """
@@ -47,16 +46,30 @@ class AsyncClient:
         client: redis.asyncio.Redis = self.connection.redis
         return client
 
-    async def submit(self, request: RequestInput, *, durable: bool = False) -> AsyncJob:
+    @overload
+    async def submit(self, request: ScoreInput, *, durable: bool = False) -> AsyncScoreJob: ...
+    @overload
+    async def submit(self, request: ChatInput, *, durable: bool = False) -> AsyncJob: ...
+    async def submit(self, request: RequestInput, *, durable: bool = False) -> AsyncJob[Any, Any]:
         """Enqueue one request. When this returns, the job is in Redis, see `Client.submit`."""
-        job = await run_in_thread(partial(self._producer.submit, durable=durable), request)
+        submit: Any = partial(self._producer.submit, durable=durable)
+        job = await run_in_thread(submit, request)
         return for_asyncio(job, self.connection)
 
+    @overload
+    async def submit_many(
+        self, requests: Iterable[ScoreInput], *, durable: bool = False
+    ) -> list[AsyncScoreJob]: ...
+    @overload
+    async def submit_many(
+        self, requests: Iterable[ChatInput], *, durable: bool = False
+    ) -> list[AsyncJob]: ...
     async def submit_many(
         self, requests: Iterable[RequestInput], *, durable: bool = False
-    ) -> list[AsyncJob]:
+    ) -> list[Any]:
         """Enqueue many requests in few round trips, see `Client.submit_many`."""
-        jobs = await run_in_thread(partial(self._producer.submit_many, durable=durable), requests)
+        submit: Any = partial(self._producer.submit_many, durable=durable)
+        jobs = await run_in_thread(submit, requests)
         return [for_asyncio(job, self.connection) for job in jobs]
 
     def job(self, job_id: str) -> AsyncJob:
@@ -78,38 +91,40 @@ class AsyncClient:
         return AsyncSession(self.submit, self.connection, state)
 
     async def as_completed(
-        self, jobs: Iterable[AsyncJob], timeout: float | None = None
-    ) -> AsyncIterator[AsyncJob]:
+        self, jobs: Iterable[AsyncJob[R, Q]], timeout: float | None = None
+    ) -> AsyncIterator[AsyncJob[R, Q]]:
         """The jobs as they end, see `Client.as_completed`."""
-        by_id = {job.id: job for job in jobs_in(jobs, AsyncJob)}
+        by_id: dict[str, AsyncJob[R, Q]] = {job.id: job for job in jobs_in(jobs, AsyncJob)}
         async for job_id in iterate_async(follow_ends(by_id, timeout), self.connection):
             yield by_id[job_id]
 
     @overload
     async def gather(
         self,
-        *jobs: AsyncJob | Iterable[AsyncJob],
+        *jobs: AsyncJob[R, Q] | Iterable[AsyncJob[R, Q]],
         timeout: float | None = None,
         return_exceptions: Literal[False] = False,
-    ) -> list[ChatCompletion]: ...
+    ) -> list[R]: ...
     @overload
     async def gather(
         self,
-        *jobs: AsyncJob | Iterable[AsyncJob],
+        *jobs: AsyncJob[R, Q] | Iterable[AsyncJob[R, Q]],
         timeout: float | None = None,
         return_exceptions: bool,
-    ) -> list[ChatCompletion | JobError]: ...
+    ) -> list[R | JobError]: ...
     async def gather(
         self,
-        *jobs: AsyncJob | Iterable[AsyncJob],
+        *jobs: AsyncJob[Any, Any] | Iterable[AsyncJob[Any, Any]],
         timeout: float | None = None,
         return_exceptions: bool = False,
     ) -> list[Any]:
-        """The completions of all jobs in the order of the arguments, see `Client.gather`."""
+        """The results of all jobs in the order of the arguments, see `Client.gather`."""
         ids = [job.id for job in jobs_in(jobs, AsyncJob)]
         return await run_async(gather_outcomes(ids, timeout, return_exceptions), self.connection)
 
-    async def wait_for_rows(self, jobs: Iterable[AsyncJob], timeout: float | None = None) -> None:
+    async def wait_for_rows(
+        self, jobs: Iterable[AsyncJob[Any, Any]], timeout: float | None = None
+    ) -> None:
         """Wait until the rows of all jobs are in Parquet, see `Client.wait_for_rows`."""
         requests = kept_requests(jobs_in(jobs, AsyncJob))
         await run_async(wait_for_rows(requests, timeout), self.connection)

@@ -14,6 +14,7 @@ from jobs.client.wait import GOES_ON, wait_for_result
 from jobs.errors import JobError, StreamRestarted, WaitTimeout
 from jobs.store.connection.protocol import Connection, Emitting, Steps, run_async, run_sync
 from jobs.store.job_end import cancel
+from jobs.store.job_state import completion_of
 
 
 def wait_or_cancel(job_id: str, timeout: float | None) -> Steps[ChatCompletion]:
@@ -22,12 +23,13 @@ def wait_or_cancel(job_id: str, timeout: float | None) -> Steps[ChatCompletion]:
     Raises JobError: the job's own, or WaitTimeout, which says whether the job is cancelled.
     """
     try:
-        return (yield from wait_for_result(job_id, timeout))
+        return completion_of(job_id, (yield from wait_for_result(job_id, timeout)))
     except WaitTimeout as error:
         late = error
     if (yield from _cancelled(job_id, late)):
         raise _given_up(late)
-    return (yield from wait_for_result(job_id, None))  # it has ended meanwhile
+    # It has ended meanwhile.
+    return completion_of(job_id, (yield from wait_for_result(job_id, None)))
 
 
 def follow_or_cancel(

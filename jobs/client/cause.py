@@ -8,7 +8,8 @@ from datetime import datetime
 from redis import RedisError
 
 from jobs.client.serving import nobody_takes
-from jobs.keys import model_of
+from jobs.keys import TASKS, model_of
+from jobs.operations import CHAT
 from jobs.sizes import counted
 from jobs.store.connection.protocol import Steps
 from jobs.store.job_state import (
@@ -57,8 +58,11 @@ def what_it_waits_for(job_id: str, name: str) -> Steps[str]:
 def _place(name: str, state: JobState) -> Steps[str]:
     """The place of a queued job in its queue, or that no worker serves the queue."""
     workers = yield from read_published()
-    if not workers.serve(state.queue):
-        return nobody_takes(state.queue, workers)
+    # A worker takes a job of any other name, and fails it.
+    func = state.func if state.func is not None and TASKS.fullmatch(state.func) else CHAT.func
+    model = model_of(state.queue)
+    if not workers.serve(model, func):
+        return nobody_takes(model, func, workers)
     ahead = yield from count_jobs_before(state)
     if ahead is None:  # claimed since its state was read
         return ""

@@ -10,22 +10,23 @@ from typing import Any, Literal, Self, Unpack, overload
 
 from redis import Redis, RedisError
 
-from jobs.api.answer import ChatCompletion
 from jobs.api.params import SessionFields
-from jobs.api.request import ChatRequest
 from jobs.client.chat_completions import Chat
-from jobs.client.job import Job, kept_requests
+from jobs.client.job import Job, Q, R, ScoreJob, kept_requests
 from jobs.client.serving import ServingCheck
 from jobs.client.session import Session
 from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
 from jobs.errors import JobError
+from jobs.operations import Request, operation_for, parse_request
 from jobs.store.connection.connect import connect, connect_async, redis_failure
 from jobs.store.connection.protocol import iterate_sync, run_sync
 from jobs.store.connection.sync_driver import SyncConnection
 from jobs.store.durable import DurableSubmit
 from jobs.store.enqueue import (
+    ChatInput,
     Enqueued,
     RequestInput,
+    ScoreInput,
     check_result_ttl,
     enqueue,
     parse_many,
@@ -37,7 +38,7 @@ from jobs.store.sessions import needed_model, open_session
 
 
 class Client:
-    """Submits chat-completion jobs and finds them again. May be shared by threads.
+    """Submits chat and scoring jobs and finds them again. May be shared by threads.
 
     `url` is redis://, rediss:// or unix://; by default $CHATJOBS_REDIS_URL, else the local server.
     Connects on the first call; if Redis can't be reached, that call raises JobError (unavailable).
@@ -62,19 +63,29 @@ class Client:
         redis: Redis = self.connection.redis
         return redis
 
-    def submit(self, request: RequestInput, *, durable: bool = False) -> Job:
+    @overload
+    def submit(self, request: ScoreInput, *, durable: bool = False) -> ScoreJob: ...
+    @overload
+    def submit(self, request: ChatInput, *, durable: bool = False) -> Job: ...
+    def submit(self, request: RequestInput, *, durable: bool = False) -> Job[Any, Any]:
         """Enqueue one request. When this returns, the job is in Redis; with `durable`, it is on the
         disk of Redis and on its replicas, which takes some seconds. Warns (NobodyServes) if no
         running worker serves its model.
 
         Raises InvalidRequest, naming the field, for a bad request or a `job.id` that is taken.
         """
-        parsed = ChatRequest.parse(request)
+        parsed = parse_request(request)
         with self._waiting_until(durable) as enqueued:
             enqueued += self._submit_all([parsed], [parsed])
             return enqueued[0]
 
-    def submit_many(self, requests: Iterable[RequestInput], *, durable: bool = False) -> list[Job]:
+    @overload
+    def submit_many(
+        self, requests: Iterable[ScoreInput], *, durable: bool = False
+    ) -> list[ScoreJob]: ...
+    @overload
+    def submit_many(self, requests: Iterable[ChatInput], *, durable: bool = False) -> list[Job]: ...
+    def submit_many(self, requests: Iterable[RequestInput], *, durable: bool = False) -> list[Any]:
         """Enqueue many requests in few round trips. `durable`: see `submit`; they wait together.
 
         All requests of a list are checked before any is enqueued. An iterator is read in windows
@@ -90,7 +101,7 @@ class Client:
             return enqueued
 
     def try_submit(
-        self, requests: Sequence[ChatRequest], *, by_custom_id: bool = False
+        self, requests: Sequence[Request], *, by_custom_id: bool = False
     ) -> list[Enqueued | JobError]:
         """Enqueue checked requests. Returns for each its job, or the error of one that is refused.
         Raises JobError if none can be enqueued. `by_custom_id`: custom_id identifies the rows of
@@ -98,12 +109,17 @@ class Client:
         self._eviction.require(self.redis)
         found = enqueue(self.redis, requests, self._result_ttl, by_custom_id=by_custom_id)
         if self.serving is not None:
-            models = zip(requests, found, strict=True)
-            self.serving.warn(request.model for request, one in models if isinstance(one, Enqueued))
+            new = zip(requests, found, strict=True)
+            self.serving.warn(
+                (request.model, operation_for(request).func)
+                for request, one in new
+                if isinstance(one, Enqueued)
+            )
         return found
 
     def job(self, job_id: str) -> Job:
-        """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
+        """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis. That of a
+        scoring job has a ScoreResult."""
         return Job(self.connection, job_id)
 
     def session(
@@ -124,42 +140,47 @@ class Client:
         steps = open_session(id, needed_model(id, model), system, ttl, dict(fields))
         return Session(self.submit, self.connection, run_sync(steps, self.connection))
 
-    def as_completed(self, jobs: Iterable[Job], timeout: float | None = None) -> Iterator[Job]:
+    def as_completed(
+        self, jobs: Iterable[Job[R, Q]], timeout: float | None = None
+    ) -> Iterator[Job[R, Q]]:
         """The jobs as they end, each once, also those that fail: `job.result()` has the outcome.
 
         Raises WaitTimeout when some have not ended `timeout` seconds after the first step.
         """
-        by_id = {job.id: job for job in jobs_in(jobs, Job)}
+        by_id: dict[str, Job[R, Q]] = {job.id: job for job in jobs_in(jobs, Job)}
         for job_id in iterate_sync(follow_ends(by_id, timeout), self.connection):
             yield by_id[job_id]
 
     @overload
     def gather(
         self,
-        *jobs: Job | Iterable[Job],
+        *jobs: Job[R, Q] | Iterable[Job[R, Q]],
         timeout: float | None = None,
         return_exceptions: Literal[False] = False,
-    ) -> list[ChatCompletion]: ...
+    ) -> list[R]: ...
     @overload
     def gather(
-        self, *jobs: Job | Iterable[Job], timeout: float | None = None, return_exceptions: bool
-    ) -> list[ChatCompletion | JobError]: ...
+        self,
+        *jobs: Job[R, Q] | Iterable[Job[R, Q]],
+        timeout: float | None = None,
+        return_exceptions: bool,
+    ) -> list[R | JobError]: ...
     def gather(
         self,
-        *jobs: Job | Iterable[Job],
+        *jobs: Job[Any, Any] | Iterable[Job[Any, Any]],
         timeout: float | None = None,
         return_exceptions: bool = False,
     ) -> list[Any]:
-        """The completions of all jobs, in the order of the arguments: jobs, or lists of jobs.
+        """The results of all jobs, in the order of the arguments: jobs, or lists of jobs.
 
         The first job that fails raises its JobError, and the others go on; with
-        `return_exceptions` its error takes the place of its completion. Raises WaitTimeout
+        `return_exceptions` its error takes the place of its result. Raises WaitTimeout
         when some have not ended after `timeout` seconds.
         """
         ids = [job.id for job in jobs_in(jobs, Job)]
         return run_sync(gather_outcomes(ids, timeout, return_exceptions), self.connection)
 
-    def wait_for_rows(self, jobs: Iterable[Job], timeout: float | None = None) -> None:
+    def wait_for_rows(self, jobs: Iterable[Job[Any, Any]], timeout: float | None = None) -> None:
         """Wait until all jobs have ended and their rows are in Parquet, which are written at once.
 
         Failed and cancelled jobs have a row too. Raises WaitTimeout, which says whether jobs
@@ -183,9 +204,9 @@ class Client:
         self.close()
 
     @contextmanager
-    def _waiting_until(self, durable: bool) -> Iterator[list[Job]]:
+    def _waiting_until(self, durable: bool) -> Iterator[list[Job[Any, Any]]]:
         """Takes the jobs that the block enqueues, and waits for them if `durable`."""
-        enqueued: list[Job] = []
+        enqueued: list[Job[Any, Any]] = []
         try:
             waiting = DurableSubmit(self.redis) if durable else None
             yield enqueued
@@ -195,8 +216,8 @@ class Client:
             raise redis_failure(self.redis, error) from error
 
     def _submit_all(
-        self, requests: list[ChatRequest], kept: Sequence[ChatRequest | None], first: int = 0
-    ) -> list[Job]:
+        self, requests: list[Request], kept: Sequence[Request | None], first: int = 0
+    ) -> list[Job[Any, Any]]:
         """Enqueue checked requests, or raise the error of the first one that is refused. `kept`:
         the requests that the jobs keep. `first`: the number of the first request."""
         found = self.try_submit(requests)

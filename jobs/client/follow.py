@@ -31,7 +31,14 @@ from jobs.store.connection.protocol import (
     listen,
     next_events,
 )
-from jobs.store.job_state import JobState, Status, read_outcome, read_state, unknown
+from jobs.store.job_state import (
+    JobState,
+    Status,
+    completion_of,
+    read_outcome,
+    read_state,
+    unknown,
+)
 from jobs.store.stream import read_log
 from jobs.stream.cursor import StreamCursor
 from jobs.stream.entries import Entry
@@ -108,7 +115,7 @@ def follow_steps(
             state = yield from _catch_up(cursor, job_id, patience, for_resets)
             if state.status.over:
                 try:
-                    completion = yield from read_outcome(state)
+                    completion = completion_of(job_id, (yield from read_outcome(state)))
                     break
                 except JobError:
                     # Redis may have lost the end in a crash: the job runs again, or has ended again
@@ -116,7 +123,7 @@ def follow_steps(
                     state = yield from read_state(job_id)
                     if not state.status.over:
                         continue
-                    completion = yield from read_outcome(state)
+                    completion = completion_of(job_id, (yield from read_outcome(state)))
                     break
             if patience.left() <= 0:
                 why = yield from cause_of_wait(job_id)

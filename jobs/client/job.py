@@ -7,21 +7,35 @@ completions return them; no module that this one imports knows them.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, cast
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
+from jobs.api.score_request import ScoreRequest
+from jobs.api.score_result import ScoreResult
 from jobs.client.follow import OnRestart, follow, follow_async
 from jobs.client.wait import wait_for_result
 from jobs.errors import invalid
 from jobs.keys import JOB_ID
+from jobs.operations import Request
 from jobs.store.connection.protocol import Connection, run_async, run_sync
 from jobs.store.job_end import cancel
 from jobs.store.job_state import Status, read_request, read_status
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
 
-class Job:
+    # Its result and its request; a plain `Job` is one of a chat.
+    R = TypeVar("R", default=ChatCompletion)
+    Q = TypeVar("Q", default=ChatRequest)
+else:
+    from typing import TypeVar
+
+    R, Q = TypeVar("R"), TypeVar("Q")
+
+
+class Job(Generic[R, Q]):
     """The handle to one submitted job: an id and a connection. All methods raise JobError.
 
     existed_before: nothing was enqueued, since the same id or row was submitted before, and its job
@@ -33,7 +47,7 @@ class Job:
         self,
         connection: Connection,
         job_id: str,
-        request: ChatRequest | None = None,
+        request: Request | None = None,
         *,
         existed_before: bool = False,
         ended_before: bool = False,
@@ -63,9 +77,10 @@ class Job:
         """
         return follow(self._connection, self.id, after, timeout=timeout, on_restart=on_restart)
 
-    def result(self, timeout: float | None = None) -> ChatCompletion:
-        """Wait for the whole answer, up to `timeout` seconds (then WaitTimeout)."""
-        return run_sync(wait_for_result(self.id, timeout), self._connection)
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the whole answer, up to `timeout` seconds (then WaitTimeout): a ChatCompletion,
+        or a ScoreResult of a scoring job."""
+        return cast("R", run_sync(wait_for_result(self.id, timeout), self._connection))
 
     def status(self) -> Status:
         """The state of the job now."""
@@ -76,24 +91,24 @@ class Job:
         return run_sync(cancel(self.id), self._connection)
 
     @property
-    def request(self) -> ChatRequest:
-        """The request as it was submitted."""
+    def request(self) -> Q:
+        """The request as it was submitted: a ChatRequest or a ScoreRequest."""
         if self._request is None:
             self._request = run_sync(read_request(self.id), self._connection)
-        return self._request
+        return cast("Q", self._request)
 
     def __repr__(self) -> str:
         return f"Job({self.id!r})"
 
 
-class AsyncJob:
+class AsyncJob(Generic[R, Q]):
     """The handle to one submitted job, see `Job`. All methods raise JobError."""
 
     def __init__(
         self,
         connection: Connection,
         job_id: str,
-        request: ChatRequest | None = None,
+        request: Request | None = None,
         *,
         existed_before: bool = False,
         ended_before: bool = False,
@@ -115,9 +130,9 @@ class AsyncJob:
             self._connection, self.id, after, timeout=timeout, on_restart=on_restart
         )
 
-    async def result(self, timeout: float | None = None) -> ChatCompletion:
-        """Wait for the whole answer, up to `timeout` seconds (then WaitTimeout)."""
-        return await run_async(wait_for_result(self.id, timeout), self._connection)
+    async def result(self, timeout: float | None = None) -> R:
+        """Wait for the whole answer, up to `timeout` seconds (then WaitTimeout), see `Job`."""
+        return cast("R", await run_async(wait_for_result(self.id, timeout), self._connection))
 
     async def status(self) -> Status:
         """The state of the job now."""
@@ -128,20 +143,24 @@ class AsyncJob:
         return await run_async(cancel(self.id), self._connection)
 
     @property
-    def request(self) -> Coroutine[Any, Any, ChatRequest]:
-        """The request as it was submitted: `await job.request`."""
+    def request(self) -> Coroutine[Any, Any, Q]:
+        """The request as it was submitted, see `Job`: `await job.request`."""
         return self._read_request()
 
-    async def _read_request(self) -> ChatRequest:
+    async def _read_request(self) -> Q:
         if self._request is None:
             self._request = await run_async(read_request(self.id), self._connection)
-        return self._request
+        return cast("Q", self._request)
 
     def __repr__(self) -> str:
         return f"AsyncJob({self.id!r})"
 
 
-def for_asyncio(job: Job, connection: Connection) -> AsyncJob:
+ScoreJob: TypeAlias = Job[ScoreResult, ScoreRequest]
+AsyncScoreJob: TypeAlias = AsyncJob[ScoreResult, ScoreRequest]
+
+
+def for_asyncio(job: Job[R, Q], connection: Connection) -> AsyncJob[R, Q]:
     """The handle to the same job for asyncio. Sends nothing to Redis."""
     return AsyncJob(
         connection,
@@ -152,7 +171,7 @@ def for_asyncio(job: Job, connection: Connection) -> AsyncJob:
     )
 
 
-def kept_requests(jobs: Iterable[Job | AsyncJob]) -> dict[str, ChatRequest | None]:
+def kept_requests(jobs: Iterable[Job[Any, Any] | AsyncJob[Any, Any]]) -> dict[str, Request | None]:
     """The requests that handles keep, by job id; None for a request that only Redis has."""
     return {job.id: job._request for job in jobs}
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from redis import Redis, RedisError
 
-from jobs import keys
 from jobs.api.caller import warn_caller
 from jobs.store.worker_status import Published, funcs_of, published
 
@@ -20,10 +19,9 @@ class NobodyServes(UserWarning):
     """A job was submitted for a model that no running worker serves: it waits until one does."""
 
 
-def nobody_takes(queue: str, workers: Published) -> str:
-    """The clause about an RQ queue whose jobs no running worker takes."""
-    model, func = keys.model_of(queue), keys.func_of(queue)
-    if func is None:
+def nobody_takes(model: str, func: str, workers: Published) -> str:
+    """The clause about the jobs of a function for a model, which no running worker takes."""
+    if model not in workers.served:
         return nobody_serves(model, workers)
     run = ", ".join(sorted({one for worker in workers.running for one in funcs_of(worker)}))
     return (
@@ -56,25 +54,25 @@ def who_loads(model: str, loading: Iterable[Mapping[str, Any]]) -> str:
 
 
 class ServingCheck:
-    """Warns about models that nobody serves, once per model in CHECK_SECONDS. May be shared by
-    threads."""
+    """Warns about jobs that no worker takes, once per model and function in CHECK_SECONDS. May be
+    shared by threads."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._lock = threading.Lock()
         self._next_read = 0.0
         self._workers = Published([], [], [])
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
 
-    def warn(self, models: Iterable[str]) -> None:
-        """Jobs of these models were enqueued."""
+    def warn(self, jobs: Iterable[tuple[str, str]]) -> None:
+        """Jobs for these models, of these functions, were enqueued."""
         with self._lock:
             try:
                 self._read()
             except RedisError:  # the jobs are enqueued all the same
                 return
             workers = self._workers
-            unserved = sorted(set(models) - workers.served - self._warned)
+            unserved = sorted(one for one in set(jobs) - self._warned if not workers.serve(*one))
             self._warned.update(unserved)
         other = (
             "; chatjobs submit --model M submits to one that is served, the rows of a run with "
@@ -82,8 +80,8 @@ class ServingCheck:
             if workers.served
             else ""
         )
-        for model in unserved:
-            message = f"{nobody_serves(model, workers)}: its jobs wait until one does{other}"
+        for model, func in unserved:
+            message = f"{nobody_takes(model, func, workers)}: its jobs wait until one does{other}"
             warn_caller(message, NobodyServes)
 
     def _read(self) -> None:

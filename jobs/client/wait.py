@@ -10,6 +10,7 @@ from typing import Any
 
 from jobs import keys
 from jobs.api.answer import ChatCompletion
+from jobs.api.score_result import ScoreResult
 from jobs.api.wire import describe
 from jobs.client.cause import cause_of_wait
 from jobs.errors import JobError, WaitTimeout, invalid
@@ -101,8 +102,8 @@ def check_timeout(seconds: float | None) -> None:
         )
 
 
-def wait_for_result(job_id: str, timeout: float | None) -> Steps[ChatCompletion]:
-    """The completion of the job, once it has ended.
+def wait_for_result(job_id: str, timeout: float | None) -> Steps[ChatCompletion | ScoreResult]:
+    """The result of the job, once it has ended.
 
     Raises JobError: the job's own, or WaitTimeout after `timeout` seconds.
     """

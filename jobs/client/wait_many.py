@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from redis.exceptions import OutOfMemoryError
 
 from jobs.api.answer import ChatCompletion
-from jobs.api.request import ChatRequest
+from jobs.api.score_result import ScoreResult
 from jobs.api.wire import describe
 from jobs.client.wait import Ends
 from jobs.errors import JobError, WaitTimeout, invalid
+from jobs.operations import Request
 from jobs.results.outbox import DEFAULT_RUN, run_of
 from jobs.sizes import counted
 from jobs.store.backlog import count_entries, read_first_entry, read_last_entry
@@ -51,10 +52,10 @@ def follow_ends(job_ids: Iterable[str], timeout: float | None) -> Emitting[str]:
 
 def gather_outcomes(
     job_ids: Sequence[str], timeout: float | None, keep_errors: bool
-) -> Steps[list[ChatCompletion | JobError]]:
+) -> Steps[list[ChatCompletion | ScoreResult | JobError]]:
     """The outcomes in the order of the ids. Raises the first error, unless `keep_errors`."""
     ends = Ends(job_ids, timeout)
-    outcomes: dict[str, ChatCompletion | JobError] = {}
+    outcomes: dict[str, ChatCompletion | ScoreResult | JobError] = {}
     try:
         while ended := (yield from ends.next()):
             for state in ended:
@@ -71,7 +72,7 @@ def gather_outcomes(
     return [outcomes[job_id] for job_id in job_ids]
 
 
-def wait_for_rows(requests: Mapping[str, ChatRequest | None], timeout: float | None) -> Steps[None]:
+def wait_for_rows(requests: Mapping[str, Request | None], timeout: float | None) -> Steps[None]:
     """Return when the rows of the jobs are in Parquet. `requests`: by job id, None if not known.
 
     Raises WaitTimeout, which says whether jobs or rows are missing.

@@ -9,10 +9,10 @@ can share an outbox.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from jobs.api.row_keys import given_row, hashed_row
 from jobs.encoding import from_json, to_json
 from jobs.keys import RUN_ID
 from jobs.results.failures import Failure
@@ -166,16 +166,13 @@ def run_of(request: dict[str, Any]) -> str:
 
 
 def row_index_of(job_id: str, request: dict[str, Any]) -> int:
-    """Row index in the run: `request.job.row`, else a hash of the job id in [2**62, 2**63).
+    """Row index in the run: `request.job.row`, else a hash of the job id.
 
-    Hashed indexes can't collide with given ones and are the same for each attempt, so that
-    (run_id, row_index, choice_index) stays unique.
+    Hashed indexes can't collide with given ones and are the same for each attempt, so that the key
+    of a row stays unique.
     """
-    row = _options(request).get("row")
-    if isinstance(row, int) and not isinstance(row, bool) and 0 <= row < 2**62:
-        return row
-    digest = hashlib.blake2b(job_id.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 2 | 2**62
+    row = given_row(request.get("job"))
+    return hashed_row(job_id) if row is None else row
 
 
 def repeat_of(request: Mapping[str, Any]) -> int:

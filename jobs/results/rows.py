@@ -96,7 +96,7 @@ def shared_columns(entry: OutboxEntry) -> Row:
         "session": as_text(options.get("session")),
         "tenant": as_text(options.get("tenant")),
         "tags": as_texts(options.get("tags")),
-        "messages": _messages(request.get("messages")),
+        "messages": messages_of(request.get("messages")),
         "prompt_token_ids": as_ints(entry.get("prompt_token_ids")),
         "tools": as_json(request.get("tools")),
         "response_format": as_json(request.get("response_format")),
@@ -162,7 +162,8 @@ def _provenance(entry: OutboxEntry) -> Row:
     return {column: as_text(model.get(name)) for column, name in _PROVENANCE.items()}
 
 
-def _messages(value: Any) -> list[Row] | None:
+def messages_of(value: Any) -> list[Row] | None:
+    """The column `messages` of a conversation; None if the value is none."""
     if not isinstance(value, list):
         return None
     return [

@@ -47,6 +47,10 @@ def as_int(value: Any, bits: int) -> int | None:
     return max(-limit, min(limit - 1, value))
 
 
+def as_bool(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
 def as_ints(value: Any) -> list[int | None] | None:
     if not isinstance(value, list):
         return None

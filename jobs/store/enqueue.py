@@ -19,10 +19,11 @@ from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
 from jobs import keys, lua
-from jobs.api.params import RequestFields
+from jobs.api.params import RequestFields, ScoreFields
 from jobs.api.request import ChatRequest
+from jobs.api.score_request import ScoreRequest
 from jobs.errors import InvalidRequest, JobError, invalid
-from jobs.operations import Request, operation_for
+from jobs.operations import Request, operation_for, parse_request
 from jobs.results.outbox import run_of
 from jobs.sizes import counted
 from jobs.store.damage import Damaged, damage_of
@@ -55,7 +56,9 @@ from jobs.store.rq_layout import (
 from jobs.store.turns import refused
 
 # Type checkers know the keys of a plain dict; at run time any mapping is taken, and checked.
-RequestInput: TypeAlias = ChatRequest | RequestFields
+ChatInput: TypeAlias = ChatRequest | RequestFields
+ScoreInput: TypeAlias = ScoreRequest | ScoreFields
+RequestInput: TypeAlias = ChatInput | ScoreInput
 
 BATCH = 500  # jobs per round trip
 RESULT_TTLS = {"interactive": RESULT_SECONDS, "bulk": BULK_RESULT_SECONDS}
@@ -309,14 +312,14 @@ class Enqueued(NamedTuple):
     ended_before: bool
 
 
-def parse_many(requests: Iterable[RequestInput], first: int = 0) -> list[ChatRequest]:
+def parse_many(requests: Iterable[RequestInput], first: int = 0) -> list[Request]:
     """All requests, checked. Raises InvalidRequest, naming the number of the bad one, counted from
     `first`."""
     _check_many(requests)
-    parsed = []
+    parsed: list[Request] = []
     for number, request in enumerate(requests, first):
         try:
-            parsed.append(ChatRequest.parse(request))
+            parsed.append(parse_request(request))
         except InvalidRequest as error:
             raise invalid(f"request {number}: {error.message}", error.param) from None
     return parsed
@@ -324,11 +327,11 @@ def parse_many(requests: Iterable[RequestInput], first: int = 0) -> list[ChatReq
 
 def _check_many(requests: Iterable[RequestInput]) -> None:
     """Raise InvalidRequest for one request, which can be iterated over as well."""
-    if isinstance(requests, ChatRequest | Mapping | str | bytes):
+    if isinstance(requests, ChatRequest | ScoreRequest | Mapping | str | bytes):
         raise invalid("submit_many takes a list or an iterator of requests, got one request")
 
 
-def windows(requests: Iterable[RequestInput]) -> Iterator[list[ChatRequest]]:
+def windows(requests: Iterable[RequestInput]) -> Iterator[list[Request]]:
     """The requests, checked, in lists of BATCH. Raises InvalidRequest with the number of the bad
     one, and how many are in the lists before."""
     _check_many(requests)

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from jobs import keys
 from jobs.api.answer import ChatCompletion
-from jobs.api.request import ChatRequest
-from jobs.errors import ErrorCode, JobError
+from jobs.api.score_result import ScoreResult
+from jobs.errors import ErrorCode, JobError, invalid
+from jobs.operations import Request, operation_named, result_of
 from jobs.results.failures import Failure, parse_failures
 from jobs.store import rq_layout
 from jobs.store.connection.protocol import Steps, command, commands, read_damage, retry
@@ -175,16 +176,18 @@ def read_status(job_id: str) -> Steps[Status]:
     return state.status
 
 
-def read_request(job_id: str) -> Steps[ChatRequest]:
+def read_request(job_id: str) -> Steps[Request]:
     """The request as it was submitted. Raises JobError for an unknown job."""
     state = yield from read_state(job_id, full=True)
     if not state.request:
         raise unknown(job_id)
-    return ChatRequest.parse(state.request)
+    return operation_named(state.func).request.parse(state.request)
 
 
-def read_outcome(state: JobState, deadline: float | None = None) -> Steps[ChatCompletion]:
-    """The completion of a job that is over. Raises its JobError if it has none."""
+def read_outcome(
+    state: JobState, deadline: float | None = None
+) -> Steps[ChatCompletion | ScoreResult]:
+    """The result of a job that is over. Raises its JobError if it has none."""
     if state.error is not None and state.status is not Status.FINISHED:
         raise state.error
     newest = command("xrevrange", rq_layout.results_key(state.id), count=1)
@@ -206,11 +209,18 @@ def read_outcome(state: JobState, deadline: float | None = None) -> Steps[ChatCo
     if value is None:
         raise JobError("internal", f"job {state.id} has finished, but its result has expired")
     try:
-        return ChatCompletion.model_validate(value)
+        return result_of(value)
     except ValidationError:
         raise JobError(
-            "internal", f"job {state.id} has a result that is not a chat completion"
+            "internal", f"job {state.id} has a result that is neither a chat completion nor scores"
         ) from None
+
+
+def completion_of(job_id: str, result: ChatCompletion | ScoreResult) -> ChatCompletion:
+    """The result of a job as a completion. Raises InvalidRequest for that of a scoring job."""
+    if not isinstance(result, ChatCompletion):
+        raise invalid(f"job {job_id} has scores and no stream: job.result() returns them", "id")
+    return result
 
 
 def unknown(job_id: str) -> JobError:

@@ -45,14 +45,14 @@ class JobStore:
 
     def model_of(self, lease: Lease) -> tuple[str, bool]:
         """The model, by the name in the job's queue, and whether that is the queue of bulk jobs."""
-        models, number = tuple(self._models), self.queues.index(lease.queue)
-        return models[number % len(models)], number >= len(models)
+        return keys.model_of(lease.queue), keys.is_bulk(lease.queue)
 
     def claim(self, room: Callable[[str, bool], int], *, suspects: bool = False) -> Claim:
         """Take jobs, interactive ones before bulk ones. `room(model, bulk)`: how many at most.
         `suspects`: take a group of suspects instead, if any wait."""
-        most = [room(model, bulk) for bulk in (False, True) for model in self._models]
-        return self._claims.claim(self.queues.now(), most, suspects=suspects)
+        queues = self.queues.now()
+        most = [room(keys.model_of(queue), keys.is_bulk(queue)) for queue in queues]
+        return self._claims.claim(queues, most, suspects=suspects)
 
     def read(self, lease: Lease) -> ClaimedJob:
         """The job of a lease, as its hash is now."""

@@ -1,4 +1,5 @@
-"""The queues of the models that a worker serves."""
+"""The queues of the models that a worker serves: those that jobs are submitted to, and those to
+which workers of an older version have moved jobs of functions that they do not run."""
 
 from __future__ import annotations
 
@@ -6,6 +7,13 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import overload
 
 from jobs import keys
+from jobs.operations import CHAT, OPERATIONS
+
+
+def queues_of(model: str, *, bulk: bool) -> tuple[str, ...]:
+    """The queues of a model's interactive, or bulk, jobs."""
+    shared = keys.bulk_queue(model) if bulk else keys.chat_queue(model)
+    return shared, *(keys.queue_for(func, shared) for func in OPERATIONS if func != CHAT.func)
 
 
 class ServedQueues(Sequence[str]):
@@ -18,7 +26,12 @@ class ServedQueues(Sequence[str]):
     def now(self) -> tuple[str, ...]:
         """The queues, for a caller that needs the same ones twice."""
         names = tuple(self._models)
-        return (*map(keys.chat_queue, names), *map(keys.bulk_queue, names))
+        return tuple(
+            queue
+            for bulk in (False, True)
+            for kind in zip(*(queues_of(name, bulk=bulk) for name in names), strict=True)
+            for queue in kind
+        )
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -33,4 +46,4 @@ class ServedQueues(Sequence[str]):
         return iter(self.now())
 
     def __len__(self) -> int:
-        return 2 * len(self._models)
+        return 2 * len(OPERATIONS) * len(self._models)

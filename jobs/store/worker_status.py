@@ -29,9 +29,8 @@ class Published(NamedTuple):
         """The names of the models that the running workers serve."""
         return {name for worker in self.running for name in worker["names"]}
 
-    def serve(self, queue: str) -> int:
-        """Number of running workers that take the jobs of an RQ queue."""
-        model, func = keys.model_of(queue), keys.func_of(queue) or CHAT.func
+    def serve(self, model: str, func: str) -> int:
+        """Number of running workers that take the jobs of a function for a model."""
         return sum(model in one["names"] and func in funcs_of(one) for one in self.running)
 
 

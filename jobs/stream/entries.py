@@ -81,7 +81,9 @@ def is_end_message(message: bytes) -> bool:
 
 def publishes(request: Mapping[str, Any]) -> bool:
     """True if the tokens of a job with this request are published, as `ChatRequest.publishes` says;
-    any program may have written the request."""
+    any program may have written the request. A scoring job, which has items, has none."""
+    if "items" in request:
+        return False
     options, stream = request.get("job"), request.get("stream")
     bulk = isinstance(options, dict) and options.get("priority") == "bulk"
     return stream if isinstance(stream, bool) else not bulk

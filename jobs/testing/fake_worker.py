@@ -53,8 +53,9 @@ class FakeWorker:
     gives each running job its next token. So a test takes the same steps each time, a job that
     nobody waits for stays queued, and a job can be cancelled in the middle of its stream.
 
-    Not imitated: lost workers, the turns of tenants, `job.ttl`, retries that `job.retries` does not
-    ask for and the pauses before them, limits on tokens, stop strings, and log-probabilities.
+    Not imitated: scoring jobs, lost workers, the turns of tenants, `job.ttl`, retries that
+    `job.retries` does not ask for and the pauses before them, limits on tokens, stop strings, and
+    log-probabilities.
     """
 
     def __init__(self, answers: Answers = "OK") -> None:

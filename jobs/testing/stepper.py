@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from redis import Redis
 
 from jobs.api.request import ChatRequest
-from jobs.errors import JobError, failure_of
+from jobs.errors import JobError, failure_of, invalid
+from jobs.operations import CHAT, operation_named
 from jobs.results.outbox import OutboxEntry
 from jobs.store.claimed_job import ClaimedJob, Lease
 from jobs.testing.attempts import Attempts
@@ -96,6 +97,9 @@ class Stepper:
             raise job.fault
         if job.cancelled:
             raise _cancelled(job)
+        operation = operation_named(job.func)
+        if operation is not CHAT:
+            raise invalid(f"a FakeWorker answers chat jobs, and this is a {operation.title} job")
         if job.history is None:
             return ChatRequest.parse(job.request)
         messages = [*job.history.messages, *job.request["messages"]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -56,6 +58,7 @@ def test_the_password_is_never_logged(site: Site) -> None:
         assert "hunter" not in worker.output + wrong.output
 
 
-def test_calling_the_task_function_is_an_error() -> None:
+@pytest.mark.parametrize("task", [tasks.chat_completion, tasks.score])
+def test_calling_a_task_function_is_an_error(task: Callable[[dict[str, Any]], Any]) -> None:
     with pytest.raises(JobError, match="chatjobs work --model m"):
-        tasks.chat_completion({"model": "m"})
+        task({"model": "m"})

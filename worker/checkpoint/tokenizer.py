@@ -98,6 +98,14 @@ class Tokenizer:
             raise not_encodable(failure_of(error).message) from None
         return ids
 
+    def added_around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer adds before and after a text."""
+        inner = self.encode("a")
+        whole = self.encode("a", add_special_tokens=True)
+        starts = range(len(whole) - len(inner) + 1)
+        at = next((n for n in starts if whole[n : n + len(inner)] == inner), 0)
+        return whole[:at], whole[at + len(inner) :]
+
     def to_json(self) -> str:
         """The content of its tokenizer.json, on one line."""
         return json.dumps(self._json)

@@ -78,6 +78,14 @@ class LoadedModel:
             bos=self.bos,
         )
 
+    @cached_property
+    def prefix_token_id(self) -> int | None:
+        """The token before a text without a prompt: BOS, else EOS; None if there is neither."""
+        named = (self.source.special_tokens.get(name, "") for name in ("bos_token", "eos_token"))
+        known = (self.tokenizer.id_of(token) for token in named if token)
+        found = next((one for one in known if one is not None), None)
+        return min(self.defaults.eos_token_ids, default=None) if found is None else found
+
     def reader_maker(self, request: ChatRequest, prompt: Prompt) -> Callable[[], AnswerReader]:
         """Makes readers for the completions of a request."""
         make_parser, tags = parser_maker(self.tool_syntax, request), self.tags

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
@@ -42,15 +43,14 @@ class PromptBuilder:
         bos: str = "",
     ) -> None:
         self._model, self._template, self._context = model, template, context
-        self._bos = bos
+        self._tokenizer, self._bos = tokenizer, bos
         self._hides_tools = hides_tools
         self._encoder = PromptEncoder(tokenizer, context)
 
     def build(self, request: ChatRequest) -> Prompt:
         """Render and tokenize a request. Raises JobError if it can't be rendered, asks for an
         unsupported feature, or exceeds the context."""
-        if self._template is None:
-            raise JobError("unsupported_model", f"model {self._model} {NO_TEMPLATE}")
+        self._require_template()
         _check_supported(request)
         if request.truncate == "oldest":
             return build_newest(
@@ -65,10 +65,25 @@ class PromptBuilder:
 
     def _build(self, request: ChatRequest) -> Prompt:
         """Render and tokenize all messages of a request."""
-        assert self._template is not None
+        text = self.render(request)
+        last = request.truncate_prompt_tokens
+        if last is not None and last < 0:
+            last = max(1, self._context - answer_room(request.max_tokens or 1, self._context))
+        token_ids = self._encoder.encode(text, last)
+        if not token_ids:
+            raise invalid(
+                "the prompt has no tokens: the chat template renders these messages as empty text",
+                "messages",
+            )
+        continued = request.messages[-1].text if request.continue_final_message else ""
+        return Prompt(text, token_ids, continued)
+
+    def render(self, request: ChatRequest) -> str:
+        """The text of all messages of a request. Raises JobError."""
+        template = self._require_template()
         tools = None
         if request.tools and request.tool_choice != "none":
-            if not (self._template.takes_tools or self._hides_tools):
+            if not (template.takes_tools or self._hides_tools):
                 raise invalid(
                     f"tools are not supported: the chat template of model {self._model} ignores "
                     "them, so the model would not see them; remove them, or start the worker with "
@@ -77,26 +92,35 @@ class PromptBuilder:
                 )
             tools = [tool.to_dict() for tool in request.tools]
         continued = bool(request.continue_final_message)
-        text = self._template.render(
-            messages_for(self._template, request),
+        text = template.render(
+            messages_for(template, request),
             tools,
-            variables_for(self._template, request),
+            variables_for(template, request),
             add_generation_prompt=request.add_generation_prompt is not False and not continued,
         )
         if continued:
             text = before_mark(text, request)
-        last = request.truncate_prompt_tokens
-        if last is not None and last < 0:
-            last = max(1, self._context - answer_room(request.max_tokens or 1, self._context))
-        if not text.startswith(self._bos):
-            text = self._bos + text
-        token_ids = self._encoder.encode(text, last)
-        if not token_ids:
-            raise invalid(
-                "the prompt has no tokens: the chat template renders these messages as empty text",
-                "messages",
-            )
-        return Prompt(text, token_ids, request.messages[-1].text if continued else "")
+        return text if text.startswith(self._bos) else self._bos + text
+
+    def encode(self, text: str, *, special_tokens: bool) -> list[int]:
+        """Token ids of a text of any length. `special_tokens`: with those that the tokenizer or the
+        model adds, unless the text begins with them. Raises JobError."""
+        ids = self._encoder.encode_all(text)
+        if not special_tokens:
+            return ids
+        before, after = self._added
+        return [*([] if ids[: len(before)] == before else before), *ids, *after]
+
+    @cached_property
+    def _added(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text."""
+        before, after = self._tokenizer.added_around()
+        return before or self._tokenizer.encode(self._bos), after
+
+    def _require_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise JobError("unsupported_model", f"model {self._model} {NO_TEMPLATE}")
+        return self._template
 
     def close(self) -> None:
         """End the process that tokenizes long prompts."""

@@ -33,14 +33,15 @@ class PromptEncoder:
         """Token ids of a prompt, fewer than the context; only the `last` ones if given.
         Raises JobError: context_length_exceeded, invalid_request."""
         check_unicode(text)
-        if last is not None:
-            # All of the text is tokenized before it is truncated: only time and memory limit it.
-            ids = self._encode(text, context=len(text) + 1)[-last:]
-        else:
-            ids = self._encode_whole(text)
+        ids = self._encode_whole(text) if last is None else self.encode_all(text)[-last:]
         if len(ids) >= self._context:
             raise self._exceeded(f"{len(ids)}")
         return ids
+
+    def encode_all(self, text: str) -> list[int]:
+        """Token ids of a text of any length: only time and memory limit it. Raises JobError."""
+        check_unicode(text)
+        return self._encode(text, context=len(text) + 1)
 
     def _encode_whole(self, text: str) -> list[int]:
         most = self._context * self._tokenizer.longest_token

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jobs import keys
+from jobs.store.served_queues import queues_of
 from worker.backend import Backend
 
 
@@ -36,10 +37,11 @@ class Capacity:
     def wake_keys(self) -> list[str]:
         """The wake lists of the queues for whose jobs there is room."""
         return [
-            keys.wake(keys.bulk_queue(name) if bulk else keys.chat_queue(name))
+            keys.wake(queue)
             for name in self._models
             for bulk in (False, True)
             if self.of(name, bulk)
+            for queue in queues_of(name, bulk=bulk)
         ]
 
     def of(self, name: str, bulk: bool) -> int:

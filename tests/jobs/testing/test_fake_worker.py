@@ -361,3 +361,11 @@ def test_the_end_of_a_job_frees_its_own_bytes_alone() -> None:
     assert left == client.redis.hget(f"rq:job:{second.id}", "chatjobs_bytes")
     attempts.fail(claimed[1], JobError("internal", "x"))
     assert not client.redis.exists(keys.OPEN_BYTES)
+
+
+def test_a_scoring_job_fails_with_a_sentence(worker: FakeWorker) -> None:
+    item = {"type": "perplexity", "text": "a"}
+    job = worker.client().submit({"model": "any", "items": [item]})
+    with pytest.raises(JobError, match="answers chat jobs, and this is a scoring job"):
+        job.result(timeout=PATIENCE)
+    assert [row["operation"] for row in worker.rows()] == ["perplexity"]

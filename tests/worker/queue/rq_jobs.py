@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
@@ -11,5 +13,5 @@ from tests.worker.site import Site
 QUEUE = "chat:fake"
 
 
-def fetch(site: Site, job: Job) -> RQJob:
+def fetch(site: Site, job: Job[Any, Any]) -> RQJob:
     return RQJob.fetch(job.id, connection=site.redis, serializer=JSONSerializer)

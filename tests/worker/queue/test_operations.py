@@ -18,7 +18,7 @@ from jobs import ChatRequest, JobError
 from jobs.api.answer import FinishReason, Usage
 from jobs.api.job_options import JobOptions
 from jobs.api.wire import Checked, Wire
-from jobs.operations import CHAT, OPERATIONS, Operation
+from jobs.operations import CHAT, OPERATIONS, SCORE, Operation
 from jobs.results.outbox import OutboxEntry
 from jobs.results.rows import Row, shared_columns
 from jobs.store.enqueue import Enqueued, enqueue
@@ -125,7 +125,7 @@ def test_jobs_of_another_operation_end_beside_chats(
     first, chat, second = lengths("a", "bcd"), site.submit(), lengths("ef")
     backend = Measuring()
     published = Metrics(backend, {}).read(time.monotonic())
-    assert published["funcs"] == sorted((CHAT.func, LENGTHS.func))
+    assert published["funcs"] == sorted((CHAT.func, SCORE.func, LENGTHS.func))
     site.burst(backend)
     assert backend.costs == [2, 1]
     assert value_of(site, first) == {"lengths": [1, 3]}

@@ -19,27 +19,28 @@ import worker.tasks
 from jobs import JobError, WaitTimeout, keys
 from jobs.cli import build
 from jobs.client.job import Job
-from jobs.operations import CHAT
+from jobs.operations import CHAT, OPERATIONS
 from tests.worker.fake_backend import text_of
 from tests.worker.site import PATIENCE, Site, wait_until
 
-SCORE = "worker.tasks.score"
-OWN = f"chat:fake {SCORE}"  # the queue of the function
+EMBED = "worker.tasks.embed"
+OWN = f"chat:fake {EMBED}"  # the queue of the function
 REQUEST: Any = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
+FUNCS = ", ".join(sorted(OPERATIONS))
 NOBODY = (
-    f"no worker runs {SCORE} for 'fake' (functions run now: {CHAT.func}; start a worker of a "
+    f"no worker runs {EMBED} for 'fake' (functions run now: {FUNCS}; start a worker of a "
     "version of chatjobs that does, or end the jobs with chatjobs jobs cancel)"
 )
 
 
-def score(queue: Queue, **options: Any) -> RQJob:
-    return queue.enqueue(SCORE, kwargs={"request": REQUEST}, **options)
+def embed(queue: Queue, **options: Any) -> RQJob:
+    return queue.enqueue(EMBED, kwargs={"request": REQUEST}, **options)
 
 
-def submit_score(site: Site, **fields: Any) -> Job:
+def submit_embed(site: Site, **fields: Any) -> Job:
     """A job that the client of another version has submitted."""
     job = site.submit(**fields)
-    call = json.dumps([SCORE, None, [], {"request": job.request.model_dump(exclude_none=True)}])
+    call = json.dumps([EMBED, None, [], {"request": job.request.model_dump(exclude_none=True)}])
     site.redis.hset(f"rq:job:{job.id}", "data", call)
     return job
 
@@ -53,7 +54,7 @@ def waiting(site: Site) -> list[str]:
 
 
 def test_it_waits_unchanged_and_the_jobs_before_and_behind_it_end(site: Site, queue: Queue) -> None:
-    before, job, after = site.submit("before"), score(queue), site.submit("after")
+    before, job, after = site.submit("before"), embed(queue), site.submit("after")
     data = site.redis.hget(job.key, "data")
     site.burst()
     for chat in (before, after):
@@ -67,9 +68,9 @@ def test_it_waits_unchanged_and_the_jobs_before_and_behind_it_end(site: Site, qu
 
 
 def test_many_of_them_hide_no_job_and_keep_their_order(site: Site, queue: Queue) -> None:
-    jobs = [score(queue) for _ in range(100)]
+    jobs = [embed(queue) for _ in range(100)]
     chat = site.submit()
-    later = score(queue)
+    later = embed(queue)
     site.burst()
     assert chat.status() == "finished"
     assert waiting(site) == [job.id for job in [*jobs, later]]
@@ -79,16 +80,16 @@ def test_many_of_them_hide_no_job_and_keep_their_order(site: Site, queue: Queue)
 def test_of_two_workers_the_one_that_knows_the_function_runs_the_jobs(
     site: Site, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker.tasks, "score", lambda request: "scored", raising=False)
+    monkeypatch.setattr(worker.tasks, "embed", lambda request: "embedded", raising=False)
     site.worker()
     site.wait_for_workers()
-    jobs = [score(queue) for _ in range(5)]
+    jobs = [embed(queue) for _ in range(5)]
     chats = site.submit_many(["a", "b"])
     wait_until(lambda: len(waiting(site)) == len(jobs))
     own = Queue(OWN, connection=site.redis, serializer=JSONSerializer)
     knows = SimpleWorker([own], connection=site.redis, serializer=JSONSerializer)
     knows.work(burst=True)
-    assert [job.return_value(refresh=True) for job in jobs] == ["scored"] * len(jobs)
+    assert [job.return_value(refresh=True) for job in jobs] == ["embedded"] * len(jobs)
     site.client.gather(*chats, timeout=PATIENCE)
 
 
@@ -96,13 +97,13 @@ def test_of_two_workers_the_one_that_knows_the_function_runs_the_jobs(
 def test_it_waits_however_it_came_into_the_queue(site: Site, queue: Queue, how: str) -> None:
     own = OWN
     if how == "scheduled":
-        job = queue.enqueue_in(timedelta(0), SCORE, request=REQUEST)
+        job = queue.enqueue_in(timedelta(0), EMBED, request=REQUEST)
     elif how == "after a chat":
         chat = queue.enqueue(CHAT.func, request=REQUEST)
-        job = score(queue, depends_on=chat)
+        job = embed(queue, depends_on=chat)
     else:
-        own = f"bulk:fake {SCORE}"
-        job = score(Queue("bulk:fake", connection=site.redis, serializer=JSONSerializer))
+        own = f"bulk:fake {EMBED}"
+        job = embed(Queue("bulk:fake", connection=site.redis, serializer=JSONSerializer))
     site.burst()
     assert job.get_status() == "queued"
     assert [one.decode() for one in site.redis.lrange(f"rq:queue:{own}", 0, -1)] == [job.id]
@@ -111,14 +112,14 @@ def test_it_waits_however_it_came_into_the_queue(site: Site, queue: Queue, how: 
 def test_an_option_that_these_workers_refuse_is_left_to_the_other_version(
     site: Site, queue: Queue
 ) -> None:
-    job = score(queue)
+    job = embed(queue)
     site.redis.hset(job.key, "webhooks", '[{"url": "https://example.com"}]')
     site.burst()
     assert job.get_status() == "queued"
 
 
 def test_a_tenant_and_its_bytes_move_with_it(site: Site) -> None:
-    job = submit_score(site, tenant="t")
+    job = submit_embed(site, tenant="t")
     size = int(site.hash(job)["chatjobs_bytes"])
     site.burst()
     assert site.redis.lrange(keys.tenant_queue(OWN, "t"), 0, -1) == [job.id.encode()]
@@ -131,7 +132,7 @@ def test_a_tenant_and_its_bytes_move_with_it(site: Site) -> None:
 def test_one_that_was_cancelled_before_a_worker_looked_ends_as_cancelled(
     site: Site, queue: Queue
 ) -> None:
-    job = score(queue)
+    job = embed(queue)
     site.redis.hset(job.key, "chatjobs_cancel", 1)
     site.burst()
     assert job.get_status() == "canceled"
@@ -139,7 +140,7 @@ def test_one_that_was_cancelled_before_a_worker_looked_ends_as_cancelled(
 
 
 def test_its_time_to_live_ends_it(site: Site) -> None:
-    job = submit_score(site, ttl=1)
+    job = submit_embed(site, ttl=1)
     site.worker()
     with pytest.raises(JobError, match="ttl of 1 s") as caught:
         job.result(timeout=PATIENCE)
@@ -149,7 +150,7 @@ def test_its_time_to_live_ends_it(site: Site) -> None:
 def test_status_and_waits_say_that_no_worker_runs_it_and_cancel_ends_it(
     site: Site, queue: Queue
 ) -> None:
-    name = score(queue).id
+    name = embed(queue).id
     site.worker(lease_seconds=60.0)  # in the status for half of that without a report
     site.wait_for_workers()
     wait_until(lambda: waiting(site) == [name])
@@ -160,10 +161,10 @@ def test_status_and_waits_say_that_no_worker_runs_it_and_cancel_ends_it(
     shown = command("status", "--redis", site.url)
     assert f"{NOBODY}: its jobs wait" in shown.stderr
     found = json.loads(command("status", "--json", "--redis", site.url).stdout)
-    assert [one["funcs"] for one in found["workers"]] == [[CHAT.func]]
+    assert [one["funcs"] for one in found["workers"]] == [sorted(OPERATIONS)]
     of_queue = {one["name"]: one for one in found["queues"]}
     assert of_queue[OWN]["model"] == "fake"
-    assert of_queue[OWN]["func"] == SCORE
+    assert of_queue[OWN]["func"] == EMBED
     assert (of_queue[OWN]["queued"], of_queue[OWN]["workers"]) == (1, 0)
     assert of_queue["chat:fake"]["workers"] == 1
     listed = json.loads(command("jobs", "list", "--json", "--redis", site.url).stdout)
@@ -176,7 +177,7 @@ def test_a_foreign_value_in_its_way_stops_nobody_else_and_it_moves_when_that_is_
     site: Site, queue: Queue
 ) -> None:
     site.redis.set(f"rq:queue:{OWN}", "x")
-    job, chat = score(queue), site.submit()
+    job, chat = embed(queue), site.submit()
     site.worker()
     assert chat.result(timeout=PATIENCE).text == text_of(chat.request)
     assert site.redis.hget(job.key, "status") in (b"queued", b"started")

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rq import Worker
@@ -19,6 +20,7 @@ from rq.serializers import JSONSerializer
 from rq.suspension import resume, suspend
 
 from jobs.client.job import Job
+from jobs.operations import SCORE
 from jobs.store.connection.protocol import run_sync
 from jobs.store.requeue import requeue
 from jobs.store.worker_status import read_workers
@@ -90,12 +92,25 @@ def test_what_a_stock_worker_does_with_a_chat_job(site: Site, kind: str) -> None
     assert job.result(timeout=PATIENCE).text
 
 
+def test_a_stock_worker_gives_a_scoring_job_back(site: Site) -> None:
+    request: Any = {"model": "fake", "items": [{"type": "perplexity", "text": "a"}]}
+    job = site.client.submit(request)
+    words = [*STOCK_WORKERS["json"][1], "-u", site.url, "--max-jobs", "1", QUEUE]
+    done = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
+    assert "a stock RQ worker can't run scoring jobs" in done.stderr
+    assert job.status() == "queued"
+    assert site.redis.lrange(f"rq:queue:{QUEUE}", 0, -1) == [job.id.encode()]
+
+
 def test_rq_sees_the_worker_busy_idle_and_gone(busy: tuple[Site, list[Job]]) -> None:
     site, jobs = busy
     (worker,) = Worker.all(connection=site.redis)
     assert worker.get_state() == "busy"
     assert worker.get_current_job_id() in {job.id for job in jobs}
-    assert worker.queue_names() == ["chat:fake", "bulk:fake"]
+    moved = [f"{queue} {SCORE.func}" for queue in ("chat:fake", "bulk:fake")]
+    assert worker.queue_names() == ["chat:fake", moved[0], "bulk:fake", moved[1]]
     for job in jobs:
         job.cancel()
     wait_until(lambda: Worker.all(connection=site.redis)[0].get_state() == "idle")

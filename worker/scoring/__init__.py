@@ -1,0 +1,1 @@
+"""Scoring requests: the token ids of their items, and the sequences that score them."""

@@ -1,0 +1,175 @@
+"""Items of a scoring request → the token ids that score them.
+
+Texts become tokens as in lm-evaluation-harness, so that figures agree: white space at the end of a
+prompt belongs to the continuation, and both are encoded together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from jobs.api.message import Message
+from jobs.api.request import ChatRequest
+from jobs.api.score_request import Choice, Item, LogLikelihood, Perplexity, ScoreRequest
+from jobs.errors import JobError, invalid
+from jobs.sizes import counted
+from worker.engine.engine import EngineCore
+from worker.engine.token_ids import token_ids
+
+MAX_WINDOWS = 10_000  # of one text
+
+
+class Targets(NamedTuple):
+    """Token ids; those from `first` on are scored, those before are their context."""
+
+    token_ids: Sequence[int]
+    first: int  # at least 1
+    truncated: int = 0  # tokens that were cut before them
+
+
+class ItemEncoder:
+    """Encodes the items of one request. Errors are JobErrors of the item."""
+
+    def __init__(self, engine: EngineCore, request: ScoreRequest) -> None:
+        self._engine, self._request = engine, request
+        self._context = engine.context_length
+        self._special = request.add_special_tokens
+
+    def targets(self, item: Item) -> list[Targets]:
+        """The targets of each continuation, or choice, of an item, or the windows of its text.
+        Raises JobError."""
+        return self._windows(item) if isinstance(item, Perplexity) else self._continuations(item)
+
+    def _continuations(self, item: LogLikelihood | Choice) -> list[Targets]:
+        given = item.continuations if isinstance(item, LogLikelihood) else item.choices
+        name = "continuations" if isinstance(item, LogLikelihood) else "choices"
+        pairs = self._pairs(item, given, name)
+        return [self._fitting(*pair, f"{name}[{number}]") for number, pair in enumerate(pairs)]
+
+    def _windows(self, item: Perplexity) -> list[Targets]:
+        window = self._context if item.window is None else item.window
+        stride = window if item.stride is None else item.stride
+        if window > self._context:
+            raise invalid(
+                f"window: at most the context of {self._context} tokens, got {window}", "window"
+            )
+        if stride > window:
+            raise invalid(f"stride: at most the window, {window}, got {stride}", "stride")
+        ids = self._ids(item.text, "text")
+        if item.prefix:
+            ids = [self._prefix(), *ids]
+        if len(ids) < 2:
+            raise invalid("text: there is no token to score", "text")
+        count = 1 + max(0, -(-(len(ids) - 1 - window) // stride))
+        if count > MAX_WINDOWS:
+            raise invalid(
+                f"stride: {counted(len(ids), 'token')} in steps of {stride} are {count} windows, "
+                f"and at most {MAX_WINDOWS} are possible: set a larger one",
+                "stride",
+            )
+        return list(rolling_windows(ids, window, stride))
+
+    def _pairs(
+        self, item: LogLikelihood | Choice, given: Sequence[str | list[int]], name: str
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        """The token ids of context and target of each continuation."""
+        prompt, special = item.prompt, self._special
+        if item.messages is not None:
+            # The chat template decides where a prompt ends, and writes the special tokens.
+            prompt = text = self._rendered(item.messages)
+            special = False
+        elif isinstance(prompt, str):
+            text = prompt.rstrip()
+        else:
+            text = ""
+        if isinstance(prompt, str):
+            context = self._encode(text, special=special) if text else []
+        else:
+            context = self._check(prompt or [], "prompt")
+        for number, one in enumerate(given):
+            target_name = f"{name}[{number}]"
+            if not isinstance(one, str):
+                target = self._check(one, target_name)
+            elif text:
+                target = self._encode(f"{prompt}{one}", special=special)[len(context) :]
+            else:
+                spaces = prompt if isinstance(prompt, str) else ""
+                target = self._encode(spaces + one, special=False)
+            if not target:
+                raise invalid(f"{target_name} adds no token to the prompt", target_name)
+            yield self._with_context(context, target, target_name)
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        request = ChatRequest(
+            model=self._request.model, messages=[one.to_dict() for one in messages]
+        )
+        return self._engine.prompts.render(request)
+
+    def _with_context(
+        self, context: list[int], target: list[int], name: str
+    ) -> tuple[list[int], list[int]]:
+        """An empty context is the prefix token; a target that begins with it is its own context."""
+        if context:
+            return context, target
+        prefix = self._prefix()
+        if target[0] != prefix:
+            return [prefix], target
+        if len(target) < 2:
+            raise invalid(f"{name} is the prefix token alone, which nothing comes before", name)
+        return target[:1], target[1:]
+
+    def _fitting(self, context: list[int], target: list[int], name: str) -> Targets:
+        """The targets within the model's context, which the last target is no part of."""
+        ids, most = [*context, *target], self._context + 1
+        if len(ids) <= most:
+            return Targets(ids, len(context))
+        advice = 'shorten the prompt, or set truncate to "left"'
+        if len(target) > self._context:
+            advice = "shorten it"
+        elif self._request.truncate == "left":
+            cut = len(ids) - most
+            return Targets(ids[cut:], len(context) - cut, cut)
+        raise JobError(
+            "context_length_exceeded",
+            f"the prompt has {len(context)} tokens and {name} {len(target)}, and the context holds "
+            f"{self._context}: {advice}",
+            name,
+        )
+
+    def _ids(self, value: str | list[int], name: str) -> list[int]:
+        if isinstance(value, str):
+            return self._encode(value, special=self._special)
+        return self._check(value, name)
+
+    def _check(self, ids: list[int], name: str) -> list[int]:
+        return token_ids(ids, self._engine.vocab_size, name)
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        return self._engine.prompts.encode(text, special_tokens=special)
+
+    def _prefix(self) -> int:
+        given = self._request.prefix_token_id
+        if given is not None:
+            return self._check([given], "prefix_token_id")[0]
+        known = self._engine.loaded.prefix_token_id
+        if known is None:
+            raise invalid(
+                "the model has neither a BOS nor an EOS token, which an empty prompt begins with: "
+                "set prefix_token_id",
+                "prefix_token_id",
+            )
+        return known
+
+
+def rolling_windows(ids: Sequence[int], window: int, stride: int) -> Iterator[Targets]:
+    """Windows of at most `window` input tokens, of which the first one scores as many and each
+    further one the next `stride`. The first of `ids` is context only. As lm-evaluation-harness
+    makes them, with `stride` = `window`."""
+    last = len(ids) - 1
+    end = min(window, last)
+    yield Targets(ids[: end + 1], 1)
+    while end < last:
+        count = min(stride, last - end)
+        end += count
+        yield Targets(ids[end - window : end + 1], window - count + 1)

@@ -1,0 +1,264 @@
+"""Runs scoring requests: a sequence for each continuation and each window, whose logits are read.
+
+The sequences draw nothing and run in the batch of all others. Continuations of one prompt share its
+state through the prefix cache.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from jobs import clock
+from jobs.api.answer import Usage
+from jobs.api.score_request import Choice, Item, LogLikelihood, ScoreRequest, parse_item
+from jobs.api.score_result import ContinuationScore, ScoredItem, ScoreResult, TextScore, best
+from jobs.errors import JobError, failure_of
+from worker.backend import MachineError, Outcome, Progress, Sink
+from worker.checkpoint.tokenizer import Tokenizer
+from worker.engine import sequence as engine_sequence
+from worker.engine.engine import EngineCore
+from worker.sampling.prompt_logits import PromptLogprobs
+from worker.scoring.encoding import ItemEncoder, Targets
+
+logger = logging.getLogger(__name__)
+
+DIGITS = 7  # of the log-probability of a token, whose column has float32
+
+OnEnd = Callable[["_Scored", engine_sequence.TokenEvent], None]
+
+
+class _Scored:
+    """Targets, and the sequence that scores them."""
+
+    def __init__(self, targets: Targets, request: ScoreRequest, on_end: OnEnd) -> None:
+        self.targets = targets
+        self._reader = PromptLogprobs(targets.token_ids, 0, first=targets.first)
+        self.sequence = engine_sequence.Sequence(
+            targets.token_ids[:-1],
+            listener=partial(on_end, self),
+            reader=self._reader,
+            salt=request.cache_salt or "",
+            bulk=request.job.priority == "bulk",
+        )
+
+    @property
+    def logprobs(self) -> list[float]:
+        return [scores[0].logprob for scores in self._reader.positions]
+
+    @property
+    def is_greedy(self) -> bool:
+        return all(scores[0].rank == 1 for scores in self._reader.positions)
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.sequence.cached_tokens or 0
+
+
+class _ItemRun:
+    """One item while it is scored. `error`: why it can't be."""
+
+    def __init__(self, given: Any, encoder: ItemEncoder) -> None:
+        """Raises MachineError if a process that encodes long texts can't be started."""
+        self.custom_id = given.get("custom_id") if isinstance(given, dict) else None
+        self.item: Item | None = None
+        self.error: JobError | None = None
+        self.targets: Sequence[Targets] = ()
+        self.scored: list[_Scored] = []
+        try:
+            self.item = parse_item(given)
+            self.targets = encoder.targets(self.item)
+        except MachineError:
+            raise
+        except JobError as error:
+            self.error = error
+
+    def start(self, request: ScoreRequest, on_end: Callable[..., None]) -> None:
+        self.scored = [_Scored(one, request, partial(on_end, self)) for one in self.targets]
+
+
+class Scoring:
+    """One request: its handle, and its assembly, which the thread that receives the answer uses.
+
+    The engine's thread puts the end of each sequence into a queue; after the last one, it calls
+    `announce`.
+    """
+
+    def __init__(
+        self,
+        request: ScoreRequest,
+        runs: Sequence[_ItemRun],
+        tokenizer: Tokenizer,
+        announce: Callable[[Scoring], None],
+        *,
+        fingerprint: str,
+    ) -> None:
+        self._request, self._runs, self._tokenizer = request, runs, tokenizer
+        self._announce, self._fingerprint = announce, fingerprint
+        self._created = int(time.time())
+        for run in runs:
+            run.start(request, self._on_end)
+        self._open = {one for run in runs for one in run.scored}  # changed by the engine's thread
+        self.sequences = [one.sequence for run in runs for one in run.scored]
+        self._ends: deque[tuple[_ItemRun, JobError | None]] = deque()
+        self._finished_at: float | None = None
+        self._taken = False
+
+    @property
+    def done(self) -> bool:
+        """True if all sequences have ended."""
+        return not self._open
+
+    def cancel(self) -> None:
+        """Request cancellation of all sequences. Thread-safe."""
+        for sequence in self.sequences:
+            sequence.cancel()
+
+    def _on_end(self, run: _ItemRun, one: _Scored, event: engine_sequence.TokenEvent) -> None:
+        """A sequence has ended: it draws nothing, so it has no other event. Called again if a step
+        was interrupted here."""
+        self._ends.append((run, event.error))
+        if event.error is not None:  # the item has failed
+            for other in run.scored:
+                other.sequence.cancel()
+        self._open.discard(one)
+        if self.done:
+            self._finished_at = clock.now()
+            self._announce(self)
+
+    def take(self) -> Progress:
+        """Implements `Assembly`."""
+        if self._taken or not self.done:
+            return Progress()
+        self._taken = True
+        try:
+            return Progress((), self._outcome())
+        except BaseException as error:  # it fails this request only
+            reason = failure_of(error)
+            logger.exception("scores could not be assembled")
+            fact = f"the scores could not be assembled: {reason.message}"
+            return Progress((), Outcome(error=JobError("internal", fact)))
+
+    def _outcome(self) -> Outcome:
+        while self._ends:
+            run, error = self._ends.popleft()
+            run.error = run.error or error  # the first one is the cause
+        result = self._result()
+        error = self._job_error()
+        started = [one.started_at for one in self.sequences if one.started_at is not None]
+        return Outcome(
+            result=result if error is None else None,
+            error=error,
+            partial=None if error is None else result,
+            started_at=min(started, default=None),
+            finished_at=self._finished_at,
+        )
+
+    def _job_error(self) -> JobError | None:
+        """The error of the whole job: it was cancelled, or no item could be scored for a reason
+        that may not be there the next time. Any other error is that of its item."""
+        errors = [run.error for run in self._runs if run.error is not None]
+        cancelled = next((error for error in errors if error.code == "cancelled"), None)
+        if cancelled is not None:
+            return cancelled
+        if len(errors) == len(self._runs) and any(error.retryable for error in errors):
+            return next(error for error in errors if error.retryable)
+        return None
+
+    def _result(self) -> ScoreResult:
+        sequences = self.sequences
+        tokens = sum(len(one.prompt_ids) for one in sequences)
+        return ScoreResult(
+            created=self._created,
+            model=self._request.model,
+            items=[self._scored_item(run) for run in self._runs],
+            usage=Usage(
+                prompt_tokens=tokens,
+                completion_tokens=0,
+                total_tokens=tokens,
+                prompt_tokens_details=Usage.PromptDetails(
+                    cached_tokens=sum(one.cached_tokens or 0 for one in sequences)
+                ),
+            ),
+            system_fingerprint=self._fingerprint,
+        )
+
+    def _scored_item(self, run: _ItemRun) -> ScoredItem:
+        item, error = run.item, run.error
+        named = ScoredItem(
+            type=None if item is None else item.type,
+            custom_id=run.custom_id if isinstance(run.custom_id, str) else None,
+            error=None if error is None else error.to_dict(),
+        )
+        if item is None or error is not None:
+            return named
+        if not isinstance(item, LogLikelihood | Choice):
+            named.text = self._text_score(item.text, run.scored)
+            return named
+        given = item.continuations if isinstance(item, LogLikelihood) else item.choices
+        named.continuations = [
+            self._continuation_score(text, one) for text, one in zip(given, run.scored, strict=True)
+        ]
+        if isinstance(item, Choice):
+            named.picked = best(named.continuations, item.normalize)
+        return named
+
+    def _continuation_score(self, given: str | list[int], one: _Scored) -> ContinuationScore:
+        logprobs, targets = one.logprobs, one.targets
+        return ContinuationScore(
+            logprob_sum=math.fsum(logprobs),
+            is_greedy=one.is_greedy,
+            tokens=len(logprobs),
+            bytes=self._bytes(given),
+            token_ids=list(targets.token_ids[targets.first :]),
+            token_logprobs=self._details(logprobs),
+            prompt_tokens=targets.first,
+            cached_tokens=one.cached_tokens,
+            truncated_tokens=targets.truncated,
+        )
+
+    def _text_score(self, given: str | list[int], windows: Sequence[_Scored]) -> TextScore:
+        logprobs = [logprob for one in windows for logprob in one.logprobs]
+        text = given
+        if not isinstance(text, str):
+            text = self._tokenizer.decode(text, skip_special_tokens=False)
+        return TextScore(
+            logprob_sum=math.fsum(logprobs),
+            tokens=len(logprobs),
+            words=len(re.split(r"\s+", text)),  # as lm-evaluation-harness counts them
+            bytes=self._bytes(given),
+            windows=len(windows),
+            token_logprobs=self._details(logprobs),
+        )
+
+    def _details(self, logprobs: Sequence[float]) -> list[float] | None:
+        if not self._request.token_logprobs:
+            return None
+        return [round(logprob, DIGITS) for logprob in logprobs]
+
+    def _bytes(self, given: str | list[int]) -> int:
+        if isinstance(given, str):
+            return len(given.encode())
+        return sum(len(self._tokenizer.token_bytes(one)) for one in given)
+
+
+def start_scoring(engine: EngineCore, request: ScoreRequest, sink: Sink) -> Scoring:
+    """Encode the items of a request and queue their sequences. A bad item fails alone. `sink` is
+    told on the stepping thread when all have ended. Raises JobError if the request can't run."""
+    engine.require_open()
+    encoder = ItemEncoder(engine, request)
+    runs = [_ItemRun(given, encoder) for given in request.items]
+    scoring = Scoring(
+        request, runs, engine.tokenizer, sink.pending, fingerprint=engine.info.fingerprint
+    )
+    if scoring.done:
+        sink.pending(scoring)  # all items are bad
+    else:
+        engine.add(scoring.sequences)
+    return scoring
