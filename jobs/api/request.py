@@ -139,8 +139,8 @@ class ChatRequest(Sampling):
         cache_salt                state is reused only among prompts with equal ones
 
     The job:
-        job                       id, run, row, custom_id, target, session, turn, priority, tenant,
-                                  delay, at, ttl, retries, result_ttl, tags
+        job                       id, run, row, repeat, custom_id, target, session, turn, priority,
+                                  tenant, delay, at, ttl, retries, result_ttl, tags
         user, metadata            kept with the request
         store                     false: the row has neither the prompt nor the answer
     """

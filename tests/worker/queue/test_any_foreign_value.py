@@ -29,6 +29,7 @@ PARTS: dict[str, Any] = {
     "session": "s",
     "run": "r",
     "row": 1,
+    "repeat": 1,
 }
 CHANNELS = {keys.CONTROL, keys.BARRIER, keys.live("j")}  # pub/sub: nothing is stored
 
