@@ -12,6 +12,7 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
+MAX_HEAD = 256  # channels of a head, of which blocks fit in shared memory
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 

@@ -17,13 +17,14 @@ from torch import Tensor
 from worker.kernels.attention import Stored
 from worker.kernels.triton_launch import kernel
 
+HOPPER = 232_448  # bytes of shared memory that a program may have
 BLOCK = 64  # most columns that are read at a time
-# Most bytes of their keys, by the shared memory that a program may have at least.
+# Most bytes of their keys, by the shared memory at least. Several blocks are there at a time.
 BLOCK_BYTES = {160_000: 16_384, 96_000: 8_192, 0: 4_096}
-HOPPER = 232_448  # bytes of it
 SPLITS = 16  # of a row at most, each with LEAST columns or more
 LEAST = 256
-QUERIES = 64  # of a program that computes chunks; a quarter in float32
+QUERIES = 64  # most of a program that computes chunks; a quarter in float32
+QUERY_BYTES = {96_000: 32_768, 0: 16_384}  # most bytes of them, likewise
 CHUNK_WARPS = 4
 GROUP = 16  # query heads of a program: the fewest rows that a tensor core multiplies
 
@@ -54,7 +55,7 @@ def attend_decode(
         partial = torch.empty(rows, heads, splits, width, dtype=torch.float32, device=q.device)
         sums = torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=q.device)
     window = stored.window or 0
-    block = max(16, min(BLOCK, _block_bytes(q.device) // (width * q.element_size())))
+    block = columns(width, q.dtype, _memory(q.device))
     places = (keys.stride(0), keys.stride(1))
     with torch.cuda.device_of(q):  # Triton starts kernels on the current device
         _append(
@@ -120,9 +121,24 @@ def attend_decode(
         )
 
 
-def queries(dtype: torch.dtype) -> int:
-    """The tokens of a chunk that `attend_chunks` computes in one program."""
-    return QUERIES if dtype.itemsize == 2 else QUERIES // 4
+def columns(width: int, dtype: torch.dtype, memory: int) -> int:
+    """The columns that a program reads at a time, of heads with `width` channels, where programs
+    have so many bytes of shared memory."""
+    nbytes = next(most for least, most in BLOCK_BYTES.items() if memory >= least)
+    return max(16, min(BLOCK, nbytes // (width * dtype.itemsize)))
+
+
+def tokens(width: int, dtype: torch.dtype, memory: int) -> int:
+    """The tokens of a chunk that a program computes, likewise."""
+    nbytes = next(most for least, most in QUERY_BYTES.items() if memory >= least)
+    most = QUERIES if dtype.itemsize == 2 else QUERIES // 4
+    return max(16, min(most, nbytes // (width * dtype.itemsize)))
+
+
+def queries(q: Tensor) -> int:
+    """The tokens of a chunk that `attend_chunks` computes in one program, of q [rows, heads,
+    head_dim]."""
+    return tokens(_padded(q.shape[2]), q.dtype, _memory(q.device))
 
 
 def attend_chunks(
@@ -142,8 +158,8 @@ def attend_chunks(
     (_, heads, dim), kv_heads = q.shape, k.shape[1]
     keys, values = stored.keys, stored.values
     width = _padded(dim)
-    block = max(16, min(BLOCK, _block_bytes(q.device) // (width * q.element_size())))
-    sizes = {"dim": dim, "width": width, "most": queries(q.dtype)}
+    block = columns(width, q.dtype, _memory(q.device))
+    sizes = {"dim": dim, "width": width, "most": queries(q)}
     places = (keys.stride(0), keys.stride(1))
     with torch.cuda.device_of(q):
         _append_pieces(
@@ -214,13 +230,12 @@ def prepare_queries_and_keys(
 
 
 @cache
-def _block_bytes(device: torch.device) -> int:
-    """Several blocks of keys and values are in shared memory at a time, beside the queries."""
-    memory = HOPPER
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        memory = getattr(properties, "shared_memory_per_block_optin", 0)
-    return next(nbytes for least, nbytes in BLOCK_BYTES.items() if memory >= least)
+def _memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have."""
+    if device.type != "cuda":
+        return HOPPER
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", 0)
 
 
 def _padded(size: int) -> int:

@@ -42,7 +42,7 @@ def attend(
     """
     if kernels.serves(q, cache.stored()):
         return _by_kernels(q, k, v, cache.stored(), batch, scale, cap, sinks)
-    if gpu.serves(q):
+    if gpu.serves(q) and q.shape[2] <= gpu.MAX_HEAD:
         return _on_gpu(q, k, v, cache, batch, scale, cap, sinks)
     outputs = []
     if batch.decode is not None:
@@ -94,7 +94,7 @@ def _on_gpu(
         rows, at = slice(0, group.size), (group.slots, group.positions)
         triton.attend_decode(q[rows], k[rows], v[rows], stored, *at, scale, cap, sinks, out[rows])
     if batch.chunks and cache.window is None:
-        pieces = batch.pieces(triton.queries(q.dtype))
+        pieces = batch.pieces(triton.queries(q))
         stored.require(slots=pieces.high, positions=pieces.longest)
         triton.attend_chunks(q, k, v, stored, pieces.table, scale, cap, sinks, out)
     elif batch.chunks:

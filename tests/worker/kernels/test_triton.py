@@ -4,7 +4,11 @@ against float64. `make triton` installs the package and runs this; tests/gpu run
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,7 +128,7 @@ def test_chunks(dim: int, cap: float | None, sinks: bool) -> None:
     qkv = torch.randn(tokens, heads + 2 * kv_heads, dim)
     q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
     sink = torch.randn(heads) if sinks else None
-    pieces = batch.pieces(gpu.attention().queries(torch.float32))
+    pieces = batch.pieces(gpu.attention().queries(q))
     assert (len(pieces.table), pieces.high, pieces.longest) == (7, 4, 117)
     out = torch.zeros(tokens, heads * dim)
     gpu.attention().attend_chunks(
@@ -192,21 +196,17 @@ def test_draws_are_those_of_cumulative_sums(dtype: torch.dtype) -> None:
     assert torch.equal(found, expected.clamp(max=9_999))
 
 
-@pytest.mark.parametrize(
-    ("memory", "nbytes"), [(232_448, 16_384), (101_376, 8_192), (65_536, 4_096), (None, 4_096)]
-)
-def test_blocks_fit_in_the_shared_memory_of_the_card(
-    memory: int | None, nbytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of an H100, an RTX 4090 and a T4, and of one that torch does not tell."""
+@pytest.mark.parametrize("memory", [232_448, 65_536, None])
+def test_the_shared_memory_of_a_card(memory: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an H100, a T4, and of one that torch does not tell."""
     given = {} if memory is None else {"shared_memory_per_block_optin": memory}
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**given)
     )
-    block_bytes = gpu.attention()._block_bytes
-    block_bytes.cache_clear()
-    assert block_bytes(torch.device("cuda", 0)) == nbytes
-    block_bytes.cache_clear()
+    known = gpu.attention()._memory
+    known.cache_clear()
+    assert known(torch.device("cuda", 0)) == (memory or 0)
+    known.cache_clear()
 
 
 class Compiled:
@@ -245,3 +245,18 @@ def test_a_kernel_is_compiled_for_each_kind_of_arguments() -> None:
         start((2,), *other, kind=2, width=8)
     start((2,), x, y, 48, kind=2, width=8, warps=1)
     assert (function.compiled, function.started) == (8, 4)
+
+
+def test_the_kernels_of_attention_fit_in_the_shared_memory_of_cards(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    del environment["TRITON_INTERPRET"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.worker.kernels.compile_attention"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 4 * 2 * 2
+    assert [line for line in lines if int(line[3]) > int(line[4])] == []
