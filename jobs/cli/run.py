@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.failures import Failure, Interrupted, Unavailable, WrongInput
+from jobs.cli.failures import Failure, Interrupted, WrongInput
 from jobs.cli.field_options import fields_option
 from jobs.cli.interrupts import interrupts_call
+from jobs.cli.map_option import map_option
 from jobs.cli.options import (
     check_run,
     client,
@@ -24,22 +23,15 @@ from jobs.cli.options import (
     results_option,
 )
 from jobs.cli.output import echo, print_json
-from jobs.cli.submit import parse_names
+from jobs.cli.run_watcher import FIRST_FAILURES, RunWatcher, Stop, check_folder
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs import Client, Results
     from jobs.cli.data_set import Columns, DataSet
-    from jobs.cli.progress import RunProgress
     from jobs.cli.requests import Overrides
     from jobs.runs.audit import Audit
-    from jobs.runs.producer import Progress
-    from jobs.store.run_rows import Holder
 
-QUIET_SECONDS = (
-    3.0  # without a row that ends, before the first notice of why, and between two looks
-)
-FIRST_FAILURES = 100  # rows that must have ended before a rate of errors stops a run
 WINDOW_ROWS = 2000
 SECRET = re.compile(r"://[^@/\s]*@")
 
@@ -79,15 +71,7 @@ def _parse_examples(
         "priority": "chatjobs run: rows of a run are bulk jobs",
     }
 )
-@click.option(
-    "--map",
-    "names",
-    multiple=True,
-    callback=parse_names,
-    metavar="COLUMN=FIELD",
-    help="Column that holds a field of the rows, such as question=prompt or answer=target; "
-    "repeatable.",
-)
+@map_option
 @click.option(
     "--keep",
     multiple=True,
@@ -220,7 +204,7 @@ def run(
             "num-samples": num_samples,
         }
         with client(redis_url, quiet=quiet) as connected:
-            _check_folder(connected, store)
+            check_folder(connected, store)
             _Run(
                 connected,
                 store,
@@ -273,35 +257,31 @@ class _Run:
         from jobs.runs.retry import remove_failed
 
         self._file.check(self._configuration)
-        stopping: list[str] = []  # why, once the run is to stop
-        retries = [True] if retry_failed else []
-        before: list[int] = []  # rows that were done when the run began
+        stop = Stop()
+        retries = retry_failed
+        before: int | None = None  # rows that were done when the run began
 
         def begin() -> None:
+            nonlocal retries, before
             self._file.check(self._configuration)  # another process may have begun the run
             self._file.write(self._configuration, "running")
             if retries:
                 remove_failed(self._store, self._rows, self._written)
-                retries.clear()
+                retries = False
             self._written.refresh()
-            before.append(len(self._written.rows))
+            before = len(self._written.rows) if before is None else before
 
-        def interrupt() -> bool:
-            if stopping:
-                return False
-            stopping.append("interrupted")
-            return True
-
-        with RunProgress(quiet=self._quiet) as progress, interrupts_call(interrupt):
-            watcher = _Watcher(
+        with RunProgress(quiet=self._quiet) as progress, interrupts_call(stop.interrupt):
+            watcher = RunWatcher(
                 self._connected,
                 self._store,
                 self._name,
                 self._columns.models,
                 progress,
-                stopping,
+                stop,
+                total=self._count,
+                max_error_rate=self._max_error_rate,
             )
-            watcher.total, watcher.max_error_rate = self._count, self._max_error_rate
             if self._columns.unused:
                 unused = ", ".join(self._columns.unused)
                 progress.note(f"columns that are not used (--keep writes them): {unused}")
@@ -313,19 +293,19 @@ class _Run:
             except KeyboardInterrupt:
                 raise self._interrupted("rows in Redis go on") from None
             except Exception:
-                if stopping:
+                if stop.reason:
                     raise self._interrupted("rows in Redis go on") from None
                 raise
         if end == "stopped":
             self._file.write(self._configuration, "interrupted")
-            if stopping[0] == "interrupted":
+            if stop.interrupted:
                 raise self._interrupted("no row is left in Redis")
-            raise Failure(f"{stopping[0]}; {self._go_on()}")
+            raise Failure(f"{stop.reason}; {self._go_on()}")
         found = audit(self._store, self._name, producer.total or 0, self._source.samples)
         self._file.write(
             self._configuration, "done", audit=found.to_dict(), **_versions(self._store, self._name)
         )
-        self._report(found, before[0] if before else 0, as_json)
+        self._report(found, before or 0, as_json)
 
     def _report(self, found: Audit, before: int, as_json: bool) -> None:
         if as_json:
@@ -357,89 +337,6 @@ class _Run:
     def _go_on(self) -> str:
         words = [SECRET.sub("://…@", word) for word in sys.argv[1:]]
         return f"this goes on: chatjobs {shlex.join(words)}"
-
-
-class _Watcher:
-    """Shows progress and says why there is none."""
-
-    def __init__(
-        self,
-        connected: Client,
-        store: Results,
-        name: str,
-        models: tuple[str, ...],
-        progress: RunProgress,
-        stopping: list[str],
-    ) -> None:
-        self._connected, self._store = connected, store
-        self._name, self._models = name, models
-        self._progress, self._stopping = progress, stopping
-        self.total = 0  # about
-        self.max_error_rate: float | None = None
-        self._done = -1
-        self._look_at = 0.0  # monotonic: when to look for a reason
-        self._said = ""
-
-    def update(self, progress: Progress) -> bool:
-        self._progress.update(
-            progress.done, progress.total or self.total, progress.tokens, progress.failed
-        )
-        from redis import RedisError
-
-        now = time.monotonic()
-        if progress.done != self._done:
-            self._done, self._look_at = progress.done, now + QUIET_SECONDS
-        elif now >= self._look_at:
-            self._look_at = now + QUIET_SECONDS
-            self._say(self._reason(progress))
-            with suppress(RedisError):  # workers may have begun with another folder
-                _check_folder(self._connected, self._store)
-        self._check_rate(progress)
-        if self._stopping and progress.running:
-            self._say(
-                f"{self._stopping[0]}: waiting for {counted(progress.running, 'row')} that run; "
-                "Ctrl-C again does not wait"
-                if self._stopping[0] == "interrupted"
-                else f"{self._stopping[0]}: waiting for the rows that run"
-            )
-        return not self._stopping
-
-    def waits_for(self, holder: Holder) -> None:
-        self._say(
-            f"{holder} enqueues the rows of run {self._name}: waiting until it has ended, or has "
-            "been silent for 15 s"
-        )
-
-    def _check_rate(self, progress: Progress) -> None:
-        rate = self.max_error_rate
-        if rate is None or self._stopping or progress.done < FIRST_FAILURES:
-            return
-        if progress.failed > rate * progress.done:
-            self._stopping.append(
-                f"{progress.failed:,} of {progress.done:,} rows have failed, more than "
-                f"--max-error-rate {rate:g}"
-            )
-
-    def _reason(self, progress: Progress) -> str:
-        """Why no row ends; "" if there is no reason that is known."""
-        from jobs.cli.waiting import Rows, reason_of_rows
-        from jobs.client.serving import nobody_serves
-        from jobs.store.worker_status import published
-
-        with suppress(Exception):  # the producer itself meets the faults of Redis
-            if progress.running:
-                workers = published(self._connected.redis)
-                for model in self._models:
-                    if model not in workers.served:
-                        return f"{nobody_serves(model, workers)}: the run waits until one does"
-            elif progress.unwritten:
-                return reason_of_rows(self._connected.connection, Rows((self._name,)))
-        return ""
-
-    def _say(self, text: str) -> None:
-        if text and text != self._said:
-            self._said = text
-            self._progress.note(text)
 
 
 def _default_name(dataset: Path, split: str | None, model: str | None) -> str:
@@ -475,20 +372,6 @@ def _configuration(overrides: Overrides, content: str, limit: int | None) -> dic
         "map": dict(sorted(overrides.names.items())),
         "keep": sorted(overrides.keep),
     }
-
-
-def _check_folder(connected: Client, store: Results) -> None:
-    """Refuse a folder that the workers of this Redis do not write to."""
-    from jobs.store.results_folder import read_id, read_record
-
-    record = read_record(connected.redis)
-    if record is None or record.id == read_id(store.root):
-        return
-    raise Unavailable(
-        f"{store.root.absolute()} is not the results folder of the workers on this Redis, which is "
-        f"{record.path} on {record.host}: select that folder with --results DIR, on a disk that "
-        "this machine shares"
-    )
 
 
 def _versions(store: Results, name: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs.cli.failures import Failure
+from jobs.cli.figures import by_option, figure_text, group_text, interval_text, seed_option
 from jobs.cli.interrupts import interrupts_raise
 from jobs.cli.options import Seconds, json_option, quiet_option, results_option
 from jobs.cli.output import echo, print_json
@@ -23,16 +24,6 @@ if TYPE_CHECKING:
     from jobs.scores.summary import Summary
 
 GIB = 1 << 30
-
-by_option = click.option(
-    "--by",
-    multiple=True,
-    metavar="COLUMN",
-    help="Also print the figures of each value of a column, or of a field of the metadata.",
-)
-seed_option = click.option(
-    "--seed", default=0, show_default=True, help="Seed of the confidence intervals."
-)
 
 
 @click.command()
@@ -175,32 +166,6 @@ def _print_table(summaries: Sequence[Summary], by: Sequence[str]) -> None:
         row += [str(figure.no_answer)] * no_answer + [str(figure.errors)] * errors
         rows.append(row)
     print_table(columns, rows)
-
-
-def group_text(group: dict[str, str | None], name: str) -> str:
-    """The value of a column that makes groups; `all` for all rows."""
-    if not group:
-        return "all"
-    value = group[name]
-    return "none" if value is None else value
-
-
-def figure_text(value: float | None) -> str:
-    """A figure with four significant digits, and four places at most."""
-    if value is None:
-        return ""
-    return (
-        f"{value:.4f}"
-        if abs(value) < 10
-        else f"{value:.2f}"
-        if abs(value) < 1e6
-        else f"{value:.3e}"
-    )
-
-
-def interval_text(interval: tuple[float, float] | None) -> str:
-    """An interval, empty if there is none."""
-    return "" if interval is None else " to ".join(map(figure_text, interval))
 
 
 def _print_stale(run: str, summaries: Sequence[Summary], rows: int) -> None:

@@ -10,7 +10,8 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from jobs.cli.failures import Failure, Interrupted, WrongInput
-from jobs.cli.field_options import SOURCES, fields_option, request_fields, unknown_field
+from jobs.cli.field_options import fields_option
+from jobs.cli.map_option import map_option
 from jobs.cli.options import Seconds, check_run, client, json_option, quiet_option, redis_option
 from jobs.cli.output import echo, print_json
 from jobs.sizes import counted
@@ -73,25 +74,6 @@ class _Errors:
         return [*found, f"… and {others} more"] if others else found
 
 
-def parse_names(
-    ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]
-) -> dict[str, str]:
-    """The fields of rows by the names of their columns, of --map."""
-    from jobs.cli.requests import ROW_FIELDS
-
-    known = tuple(dict.fromkeys((*SOURCES, *ROW_FIELDS, *request_fields())))
-    names: dict[str, str] = {}
-    for pair in pairs:
-        column, equals, field = pair.rpartition("=")
-        if not equals or not column:
-            raise click.BadParameter(f"{pair!r} is not COLUMN=FIELD")
-        if field not in known:
-            raise click.BadParameter(unknown_field(field, known))
-        if names.setdefault(column, field) != field:
-            raise click.BadParameter(f"the column {column!r} is given twice")
-    return names
-
-
 @click.command()
 @click.argument("file", type=click.File("rb"))
 @click.option(
@@ -128,15 +110,7 @@ def parse_names(
     help="Unknown column to keep: it is written to the metadata of the results; repeatable, '*' "
     "keeps all.",
 )
-@click.option(
-    "--map",
-    "names",
-    multiple=True,
-    callback=parse_names,
-    metavar="COLUMN=FIELD",
-    help="Column that holds a field of the rows, such as question=prompt or answer=target; "
-    "repeatable.",
-)
+@map_option
 @click.option(
     "--wait",
     is_flag=True,

@@ -25,7 +25,6 @@ from jobs.runs.written_rows import WrittenRows
 from jobs.store.enqueue import Enqueued, LeaseLost
 from jobs.store.run_rows import Holder, RowJob, RowState, RunRows
 
-WINDOW_ROWS = 2000  # jobs that have not ended
 CHUNK_BYTES = 8 * 2**20  # of requests that are enqueued at once
 RENEW_SECONDS = 3.0  # between two renewals of the lease
 POLL_SECONDS = 0.1  # between two looks at Redis and the files
@@ -69,7 +68,7 @@ class Producer:
         source: RowSource,
         watcher: Watcher,
         *,
-        window: int = WINDOW_ROWS,
+        window: int,
         begin: Callable[[], None] = lambda: None,
     ) -> None:
         """`begin`: called with the lease, before the first row is enqueued; may raise."""

@@ -1,4 +1,4 @@
-"""What a producer needs of a data set."""
+"""A data set as its producer reads it: samples of rows, in an order that stays."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ def test_rows_that_begin_alike_are_enqueued_one_behind_the_other(
     overrides = Overrides("fake", "r1", ignore_unknown=True, own_ids=True)
     with DataSet([jsonl(tmp_path, rows)], overrides) as source:
         redis, written = RunRows(site.redis, "r1"), WrittenRows(site.results, "r1")
-        assert Producer(redis, written, source, Watcher()).run() == "stopped"
+        assert Producer(redis, written, source, Watcher(), window=2000).run() == "stopped"
     assert names == sorted(names) and len(set(names)) == 3
 
 

@@ -1,0 +1,41 @@
+"""Figures of scores on the command line: the options that they depend on, and their text."""
+
+from __future__ import annotations
+
+import click
+
+by_option = click.option(
+    "--by",
+    multiple=True,
+    metavar="COLUMN",
+    help="Also print the figures of each value of a column, or of a field of the metadata.",
+)
+seed_option = click.option(
+    "--seed", default=0, show_default=True, help="Seed of the confidence intervals."
+)
+
+
+def group_text(group: dict[str, str | None], name: str) -> str:
+    """The value of a column that makes groups; `all` for all rows."""
+    if not group:
+        return "all"
+    value = group[name]
+    return "none" if value is None else value
+
+
+def figure_text(value: float | None) -> str:
+    """A figure with four significant digits, and four places at most."""
+    if value is None:
+        return ""
+    return (
+        f"{value:.4f}"
+        if abs(value) < 10
+        else f"{value:.2f}"
+        if abs(value) < 1e6
+        else f"{value:.3e}"
+    )
+
+
+def interval_text(interval: tuple[float, float] | None) -> str:
+    """An interval, empty if there is none."""
+    return "" if interval is None else " to ".join(map(figure_text, interval))
