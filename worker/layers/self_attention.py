@@ -98,7 +98,7 @@ class SelfAttention:
         on_gpu = gpu.serves(q)
         if (norms or rotation) and self._shape.dim <= MAX_HEAD and (on_gpu or library.serves(q)):
             prepare = (
-                gpu.attention().prepare_queries_and_keys if on_gpu else prepare_queries_and_keys
+                gpu.elementwise().prepare_queries_and_keys if on_gpu else prepare_queries_and_keys
             )
             prepared: tuple[Tensor, Tensor] = prepare(
                 q,

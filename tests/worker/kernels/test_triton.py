@@ -152,7 +152,7 @@ def test_norms_and_positions_of_queries_and_keys(normed: bool, turned: int) -> N
     q, k = qkv[:, :4], qkv[:, 4:6]
     norms = (torch.randn(16), 1e-6), (torch.randn(16), 1e-5)
     cos, sin = torch.randn(2, 5, 1, max(1, turned))
-    found = gpu.attention().prepare_queries_and_keys(
+    found = gpu.elementwise().prepare_queries_and_keys(
         q, k, norms if normed else None, (cos, sin) if turned else None
     )
     for x, (weight, eps), prepared in zip((q, k), norms, found, strict=True):
