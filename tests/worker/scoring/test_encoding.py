@@ -91,6 +91,16 @@ def test_messages_are_rendered_by_the_chat_template(engine: Engine) -> None:
         assert len(one.token_ids) > one.first
 
 
+def test_messages_have_the_special_tokens_of_their_template_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(engine._core.prompts), "_added", ([7], [8]))  # by the tokenizer
+    messages: Any = [{"role": "user", "content": "two plus three?"}]
+    prompt = engine.prompt_ids(ChatRequest(model="m", messages=messages))
+    (one,) = targets(engine, {"type": "choice", "messages": messages, "choices": ["five"]})
+    assert list(one.token_ids) == [*prompt, *engine.tokenizer.encode("five")]
+
+
 def test_special_tokens_begin_a_text_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the tokenizer adds, or BOS if the model wants it."""
     bos = engine.tokenizer.encode("<|im_start|>")

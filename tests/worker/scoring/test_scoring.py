@@ -81,6 +81,17 @@ def test_log_likelihoods_are_those_of_transformers(pair: Pair) -> None:
     assert [one.is_greedy for one in found.continuations] == [False] * 4 + [True]
 
 
+def test_the_second_best_token_is_not_greedy(pair: Pair) -> None:
+    context = pair.engine.tokenizer.encode(PROMPT)
+    with torch.no_grad():
+        logits = pair.reference(torch.tensor([context])).logits[0, -1]
+    best, second = logits.topk(2).indices.tolist()
+    item: Any = {"type": "loglikelihood", "prompt": PROMPT, "continuations": [[best], [second]]}
+    (found,) = score(pair.engine, item)
+    assert found.continuations is not None
+    assert [one.is_greedy for one in found.continuations] == [True, False]
+
+
 def expected_greedy(pair: Pair, context: list[int]) -> list[int]:
     """Three tokens that the reference would generate."""
     made: list[int] = []
@@ -269,6 +280,27 @@ def test_non_finite_logits_are_the_error_of_their_item(
     outcome = outcome_of(engine, bad)
     assert outcome.error is not None and outcome.error.retryable
     assert engine._core.book._used == set()
+
+
+def test_the_other_sequences_of_an_item_that_has_failed_are_cancelled(engine: Engine) -> None:
+    prompt = [number % 90 for number in range(200)]
+    item: Any = {"type": "loglikelihood", "prompt": prompt, "continuations": [[3], [4], [5]]}
+    scoring, _ = start(engine, item, item)
+    first, *others = scoring.sequences
+    first.cancel()
+    engine.step()
+    assert [one.cancelled for one in others] == [True, True, False, False, False]
+    while not scoring.done:
+        engine.step()
+
+
+def test_sequences_have_the_priority_of_their_job(engine: Engine) -> None:
+    item: Any = {"type": "loglikelihood", "prompt": [1, 2], "continuations": [[3], [4]]}
+    for priority, bulk in (("bulk", True), ("interactive", False)):
+        scoring, _ = start(engine, item, job={"priority": priority})
+        assert [one.bulk for one in scoring.sequences] == [bulk, bulk]
+        while not scoring.done:
+            engine.step()
 
 
 def test_what_was_scored_before_a_cancellation_is_kept(engine: Engine) -> None:
