@@ -1,4 +1,4 @@
-"""What the producer of a run costs: rows per second, and memory of the producer and of Redis.
+"""Cost of the producer of a run: rows per second, and memory of the producer and of Redis.
 
     python -m bench.scoring [--rows 1000000] [--window 2000]
 

@@ -73,7 +73,7 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is there now stays: the collector need not look through it again and again."""
+    """Keep the collector from objects that stay until the end of the run."""
     gc.freeze()
     gc.enable()
 

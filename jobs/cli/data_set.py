@@ -206,7 +206,7 @@ class DataSet:
             yield file, f"{file.unit} {number}{where}", data
 
     def _known(self, data: dict[str, Any] | InvalidRequest) -> dict[str, Any]:
-        """What is known of the request of an invalid row."""
+        """The fields of the request of an invalid row that are known."""
         found: dict[str, Any] = {"model": self._overrides.model}
         if (custom_id := custom_id_of(data)) is not None:
             found["job"] = {"custom_id": custom_id}

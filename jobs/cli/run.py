@@ -362,7 +362,7 @@ def _read_text(file: Path) -> str:
 
 
 def _configuration(overrides: Overrides, content: str, limit: int | None) -> dict[str, Any]:
-    """What decides on the answers of a run."""
+    """The values that decide on the answers of a run."""
     return {
         "mode": "chat",
         "model": overrides.model,

@@ -1,4 +1,4 @@
-"""What the user of `chatjobs run` sees while rows run: progress, and the reason of a standstill."""
+"""Progress of `chatjobs run` while rows run, and the reason of a standstill."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _count_twice(
     again: set[int],
     failed: RowSet,
 ) -> int:
-    """How many of these samples the readers of `Results` see twice: they drop older attempts at a
+    """Count the samples that the readers of `Results` see twice: they drop older attempts at a
     job. Corrects `failed`."""
     keys: Counter[tuple[int, int]] = Counter()
     for number in again:

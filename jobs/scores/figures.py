@@ -62,7 +62,7 @@ def figure_of(scores: Any, spec: Spec, seed: int = 0) -> Figure:
 
 
 def combine_of(spec: Spec) -> Combine:
-    """How a metric's figure is made of the sums of `statistics_of`."""
+    """The formula of a metric's figure, from the sums of `statistics_of`."""
     if spec.samples is not None or spec.kind.figure == "mean":
         return lambda sums: sums[0] / sums[1]
     if spec.kind.figure == "perplexity":
@@ -84,7 +84,7 @@ def questions(scored: Any, spec: Spec) -> Columns:
 
 
 def statistics_of(scored: Any, spec: Spec) -> list[Any]:
-    """What is summed, by rows: the values and 1, or the metric's own statistics."""
+    """The summands of each row: its value and 1, or the metric's own statistics."""
     if spec.samples is not None or spec.kind.figure == "mean":
         return [scored["value"], pa.array([1.0] * len(scored))]
     lists = scored["statistics"].combine_chunks()

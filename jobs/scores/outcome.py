@@ -16,7 +16,7 @@ Row = Mapping[str, Any]  # columns of a result row that the metric asked for
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a metric says of one row.
+    """The verdict of a metric on one row.
 
     `value`: 1 and 0 for right and wrong, or a number. `answer`: what was compared. `statistics`:
     the parts of a figure that is no mean of values, see `jobs.scores.figures`.

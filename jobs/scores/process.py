@@ -25,7 +25,7 @@ READ_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a metric may use for a row. `seconds`: of CPU time. `wait_seconds`: of time, in which it
+    """Limits of a metric for a row. `seconds`: of CPU time. `wait_seconds`: of time, in which it
     may also wait. `max_bytes`: of memory."""
 
     seconds: float = 10.0

@@ -28,7 +28,7 @@ MAX_PROCESSES = 8
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the rows of a run. `errors`: the first ones, with their rows."""
+    """The counts of one scoring of a run. `errors`: the first ones, with their rows."""
 
     rows: int = 0
     no_answer: int = 0

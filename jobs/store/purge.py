@@ -50,7 +50,7 @@ class PurgeArgs(NamedTuple):
 
 
 def keys_of_job(job_id: str, queue: str) -> DeleteJobKeys:
-    """What a job of an RQ queue has in Redis."""
+    """The keys of a job in an RQ queue, for a script that deletes it."""
     return DeleteJobKeys(
         job=job_key(job_id),
         results=results_key(job_id),

@@ -88,7 +88,7 @@ class RowJob(NamedTuple):
 
 
 class RowState(Enum):
-    """What Redis has of a row."""
+    """State of a row in Redis."""
 
     NONE = "none"  # no request has it
     OPEN = "open"  # its job has not ended
@@ -191,8 +191,8 @@ class RunRows:
         return [reply[0] != b"row" for reply in replies]
 
     def states(self, rows: Sequence[RowJob], *, check_jobs: bool = False) -> list[RowState]:
-        """What Redis has of each row. `check_jobs`: a row whose job was deleted before it ended is
-        NONE: it may be enqueued again."""
+        """Look up the state of each row. `check_jobs`: a row whose job was deleted before it ended
+        is NONE: it may be enqueued again."""
         by_key: dict[str, list[int]] = {}  # places in the list
         for place, one in enumerate(rows):
             by_key.setdefault(keys.rows(self.run, one.row), []).append(place)

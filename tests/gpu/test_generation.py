@@ -1,4 +1,4 @@
-"""What an engine does with each kind of cache on the device, against the CPU in float32."""
+"""Generation with each kind of cache on the device, against the CPU in float32."""
 
 from __future__ import annotations
 

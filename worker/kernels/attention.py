@@ -75,7 +75,7 @@ def serves(q: Tensor, stored: Stored) -> bool:
 
 @dataclass(frozen=True)
 class Way:
-    """Whether vector units multiply pairs of bf16, or else float32, where the level of the kernels
+    """The choice of vector units: pairs of bf16, or float32, where the level of the kernels
     has both: for single tokens, and for chunks."""
 
     tokens_in_pairs: bool

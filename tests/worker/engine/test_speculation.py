@@ -114,7 +114,7 @@ def _without_numbers(value: Any, numbers: list[float]) -> Any:
 
 
 class Plain(NamedTuple):
-    """What requests of all kinds give without a draft."""
+    """Answers to requests of all kinds without a draft."""
 
     outcomes: list[Outcome]
     steps: int
