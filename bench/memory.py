@@ -17,12 +17,12 @@ from pathlib import Path
 
 import click
 
+from bench.demo import demo_requests
 from bench.harness import MIB, report, resident_bytes
 from bench.shapes import QWEN3_06B, random_checkpoint
 from jobs import ChatRequest, Client
 from jobs.embedded import EmbeddedRedis
 from jobs.store.worker_status import read_workers
-from worker.cli.demo_run import demo_requests
 from worker.demo import MODEL_DIR
 
 SECONDS = 300.0  # time limit of each step

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import click
 
+from bench.demo import demo_requests
 from bench.harness import alternate, median, report, seconds
 from jobs import ChatRequest, Client, Results, Sampling
 from jobs.embedded import EmbeddedRedis
 from worker import Engine
-from worker.cli.demo_run import demo_requests
 from worker.processes.tuning import freeze_gc_heap
 
 SECONDS = 120.0  # time limit of a round

@@ -95,6 +95,23 @@ class DataSet:
         rows = rows if self._limit is None else min(rows, self._limit)
         return digest.hexdigest(), rows * self.samples
 
+    def configuration(self, content: str) -> dict[str, Any]:
+        """The values that decide on the answers of a run. `content`: the digest of the files."""
+        overrides, template, examples = self._overrides, self._template, self._examples
+        return {
+            "mode": "chat",
+            "model": overrides.model,
+            "data set": {"content": content},
+            "limit": self._limit,
+            "options": dict(sorted(overrides.fields.items())),
+            "map": dict(sorted(overrides.names.items())),
+            "keep": sorted(overrides.keep),
+            "template": None if template is None else template.text,
+            "few-shot": None if examples is None else examples.configuration(),
+            "seed": self._seed,
+            "num-samples": self.samples,
+        }
+
     def check(self) -> Columns:
         """Look at the first rows. Raises InvalidRequest if there are none, if none of them is a
         request, or if a column that an option names is in none."""
@@ -215,8 +232,8 @@ class DataSet:
 
 def read_examples(
     file: Path, count: int, overrides: Overrides, template: RowTemplate | None
-) -> tuple[Examples, str]:
-    """The examples of --few-shot, and a digest of their file. Raises InvalidRequest."""
+) -> Examples:
+    """The examples of --few-shot. Raises InvalidRequest."""
     plain = replace(overrides, names={}, keep=())
     names = {old: new for old, new in overrides.names.items() if old in _first_row([file], plain)}
     overrides = with_conventions(replace(plain, names=names), [file])
@@ -237,7 +254,7 @@ def read_examples(
         raise invalid(
             f"{file} has {counted(len(found), 'row')}, and {count} are wanted", "few_shot"
         )
-    return Examples(found, count), content
+    return Examples(found, count, content)
 
 
 def sample_seed(seed: int, row: int, repeat: int) -> int:

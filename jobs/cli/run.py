@@ -29,7 +29,6 @@ from jobs.sizes import counted
 if TYPE_CHECKING:
     from jobs import Client, Results
     from jobs.cli.data_set import Columns, DataSet
-    from jobs.cli.requests import Overrides
     from jobs.runs.audit import Audit
 
 WINDOW_ROWS = 2000
@@ -180,10 +179,9 @@ def run(
         template = None
         if template_file is not None:
             template = RowTemplate(_read_text(template_file), overrides.names)
-        examples, shots = None, None
+        examples = None
         if few_shot is not None:
-            examples, digest = read_examples(*few_shot, overrides, template)
-            shots = {"content": digest, "count": few_shot[1]}
+            examples = read_examples(*few_shot, overrides, template)
         source = click.get_current_context().with_resource(
             DataSet(
                 files,
@@ -197,12 +195,7 @@ def run(
         )
         columns = source.check()
         content, count = source.content()
-        configuration = _configuration(overrides, content, limit) | {
-            "template": None if template is None else template.text,
-            "few-shot": shots,
-            "seed": seed,
-            "num-samples": num_samples,
-        }
+        configuration = source.configuration(content)
         with client(redis_url, quiet=quiet) as connected:
             check_folder(connected, store)
             _Run(
@@ -210,8 +203,8 @@ def run(
                 store,
                 name,
                 source,
-                configuration,
                 columns,
+                configuration,
                 count,
                 quiet=quiet,
                 max_error_rate=max_error_rate,
@@ -222,7 +215,7 @@ def run(
 
 
 class _Run:
-    """One call of the command: the producer, what the user sees of it, and the audit."""
+    """One call of the command: the run, what the user sees of it, and its audit."""
 
     def __init__(
         self,
@@ -230,47 +223,26 @@ class _Run:
         store: Results,
         name: str,
         source: DataSet,
-        configuration: dict[str, Any],
         columns: Columns,
+        configuration: dict[str, Any],
         count: int,
         *,
         quiet: bool,
         max_error_rate: float | None,
         window: int,
     ) -> None:
-        from jobs.runs.run_file import RunFile
-        from jobs.runs.written_rows import WrittenRows
-        from jobs.store.run_rows import RunRows
+        from jobs.runs.data_set_run import DataSetRun
 
         self._connected, self._store, self._name = connected, store, name
-        self._source, self._configuration = source, configuration
         self._columns, self._count = columns, count
-        self._quiet, self._max_error_rate, self._window = quiet, max_error_rate, window
-        self._file = RunFile(store, name)
-        self._rows = RunRows(connected.redis, name)
-        self._written = WrittenRows(store, name, source.samples)
+        self._quiet, self._max_error_rate = quiet, max_error_rate
+        self._run = DataSetRun(connected.redis, store, name, source, configuration, window=window)
 
     def run(self, *, retry_failed: bool, as_json: bool) -> None:
         from jobs.cli.progress import RunProgress
-        from jobs.runs.audit import audit
-        from jobs.runs.producer import Producer
-        from jobs.runs.retry import remove_failed
 
-        self._file.check(self._configuration)
+        self._run.check()
         stop = Stop()
-        retries = retry_failed
-        before: int | None = None  # rows that were done when the run began
-
-        def begin() -> None:
-            nonlocal retries, before
-            self._file.check(self._configuration)  # another process may have begun the run
-            self._file.write(self._configuration, "running")
-            if retries:
-                remove_failed(self._store, self._rows, self._written)
-                retries = False
-            self._written.refresh()
-            before = len(self._written.rows) if before is None else before
-
         with RunProgress(quiet=self._quiet) as progress, interrupts_call(stop.interrupt):
             watcher = RunWatcher(
                 self._connected,
@@ -285,39 +257,32 @@ class _Run:
             if self._columns.unused:
                 unused = ", ".join(self._columns.unused)
                 progress.note(f"columns that are not used (--keep writes them): {unused}")
-            producer = Producer(
-                self._rows, self._written, self._source, watcher, window=self._window, begin=begin
-            )
             try:
-                end = producer.run()
+                found = self._run.execute(watcher, retry_failed=retry_failed)
             except KeyboardInterrupt:
                 raise self._interrupted("rows in Redis go on") from None
             except Exception:
                 if stop.reason:
                     raise self._interrupted("rows in Redis go on") from None
                 raise
-        if end == "stopped":
-            self._file.write(self._configuration, "interrupted")
-            if stop.interrupted:
-                raise self._interrupted("no row is left in Redis")
+        if found is not None:
+            self._report(found, as_json)
+        elif stop.interrupted:
+            raise self._interrupted("no row is left in Redis")
+        else:
             raise Failure(f"{stop.reason}; {self._go_on()}")
-        found = audit(self._store, self._name, producer.total or 0, self._source.samples)
-        self._file.write(
-            self._configuration, "done", audit=found.to_dict(), **_versions(self._store, self._name)
-        )
-        self._report(found, before or 0, as_json)
 
-    def _report(self, found: Audit, before: int, as_json: bool) -> None:
+    def _report(self, found: Audit, as_json: bool) -> None:
         if as_json:
             print_json({"run": self._name, **found.to_dict(), "holds": found.holds})
         else:
             echo(f"{self._name}: {found}")
-        if not self._quiet and not as_json and before >= found.rows:
+        if not self._quiet and not as_json and self._run.done_before >= found.rows:
             echo("nothing to do: all rows were done before", err=True)
         if not found.holds:
             raise Failure(f"the rows of run {self._name} are not those of the data set: {found}")
         if found.failed and not self._within_rate(found):
-            errors = self._written.errors.most_common()
+            errors = self._run.written.errors.most_common()
             kinds = ", ".join(f"{code} {count:,}" for code, count in errors)
             raise Failure(
                 f"{found.failed:,} of {counted(found.rows, 'row')} failed ({kinds}): "
@@ -330,8 +295,9 @@ class _Run:
         return rate is not None and found.failed <= rate * found.rows
 
     def _interrupted(self, left: str) -> Interrupted:
-        self._written.refresh()
-        done = f"{len(self._written.rows):,} of about {self._count:,} rows are done"
+        written = self._run.written
+        written.refresh()
+        done = f"{len(written.rows):,} of about {self._count:,} rows are done"
         return Interrupted(f"interrupted; {done}, and {left}; {self._go_on()}")
 
     def _go_on(self) -> str:
@@ -359,28 +325,3 @@ def _read_text(file: Path) -> str:
         return file.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{file} is not UTF-8 text: {error.reason}") from None
-
-
-def _configuration(overrides: Overrides, content: str, limit: int | None) -> dict[str, Any]:
-    """The values that decide on the answers of a run."""
-    return {
-        "mode": "chat",
-        "model": overrides.model,
-        "data set": {"content": content},
-        "limit": limit,
-        "options": dict(sorted(overrides.fields.items())),
-        "map": dict(sorted(overrides.names.items())),
-        "keep": sorted(overrides.keep),
-    }
-
-
-def _versions(store: Results, name: str) -> dict[str, Any]:
-    """The engine of the first row that was generated, for run.json; empty if none was."""
-    from jobs.runs.written_rows import read_columns
-
-    names = ("schema_version", "engine", "engine_version", "torch_version")
-    broken = store.broken(name)
-    whole = (file for file in store.files(name) if file not in broken)
-    rows = (values for file in whole for values in read_columns(file, names))
-    found = next((values for values in rows if values[1] is not None), None)
-    return {} if found is None else dict(zip(names, found, strict=True))

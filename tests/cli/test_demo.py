@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from jobs import Client, Results
@@ -34,7 +35,7 @@ def test_the_demo_replaces_a_killed_worker(
                 break
         (socket,) = Path(short).glob("chatjobs-*/redis.sock")
         with Client(f"unix://{socket}") as client:
-            wait_until(lambda: client.redis.llen("rq:queue:bulk:demo") < count)  # jobs are running
+            wait_until(lambda: client.redis.zcard("rq:wip:bulk:demo"))  # jobs are running
             os.kill(worker, signal.SIGKILL)
         out, err = demo.communicate(timeout=2 * PATIENCE)
     assert demo.returncode == 0, err
@@ -42,10 +43,14 @@ def test_the_demo_replaces_a_killed_worker(
     rows = Results(tmp_path).table("r1").to_pylist()
     assert Counter(row["row_index"] for row in rows) == Counter(range(count))
     assert {row["status"] for row in rows} == {"ok"}
-    assert sum(row["text"].strip() == row["target"] for row in rows) >= 0.85 * count
     assert {json.loads(row["metadata"])["task"] for row in rows} > {"addition"}
-    assert "accuracy" in out
-    assert re.search(rf"^all +{count} ", out, re.M)
+    assert out.startswith(f"r1: {count} in, {count} rows, 0 missing, 0 twice, 0 failed\n")
+    scores = pq.read_table(tmp_path / "r1/scores")
+    right = sum(scores["value"].to_pylist())
+    assert set(scores["metric"].to_pylist()) == {"exact"}
+    assert right == sum(row["text"].strip() == row["target"] for row in rows) >= 0.85 * count
+    assert re.search(rf"^all +{count} +{right:.0f} +0\.", out, re.M)
+    assert Results(tmp_path).config("r1")["configuration"]["options"] == {"temperature": 0}
     assert re.search(r"tokens/s$", out, re.M)
     assert re.search(r"^draft: [\d,]+ of [\d,]+ tokens accepted$", out, re.M)
     assert str(tmp_path / "r1") in out
@@ -69,6 +74,7 @@ def test_the_model_can_be_quantised_first(spawn: Spawn, tmp_path: Path) -> None:
     found = json.loads(out)
     assert set(found) == documented("demo")
     assert (found["run"], found["rows"], found["samples"]) == ("r", 20, str(tmp_path / "r/samples"))
+    assert found["audit"]["rows"] == 20
     assert sum(task["rows"] for task in found["tasks"].values()) == 20
 
 

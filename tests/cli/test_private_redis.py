@@ -293,8 +293,8 @@ def test_clients_refuse_a_private_redis_with_a_folder_too(run: Run, words: str) 
 
 def test_the_demo_says_that_its_answers_are_lost(tmp_path: Path) -> None:
     results = tmp_path / "results"
-    results.mkdir()
-    (results / "r1").write_text("in the way")
+    (results / "r1").mkdir(parents=True)
+    (results / "r1/samples").write_text("in the way")
     demo = subprocess.run(
         [COMMAND, "demo", "--rows", "20", "--run", "r1", "--results", results],
         capture_output=True,

@@ -1,8 +1,7 @@
-"""The report of a demo run, from its Parquet rows: accuracy per task, throughput, files."""
+"""The report of a demo run: accuracy per task from its scores, throughput and files."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,35 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jobs import Results
+from jobs.cli.figures import figure_text, interval_text
 from jobs.cli.output import echo
 from jobs.cli.table import number, print_table
 from jobs.results.files import SAMPLES
+from jobs.scores.figures import Interval
+from jobs.scores.samples import read_groups
+from jobs.scores.spec import Spec
+from jobs.scores.summary import Summary, summarise
 from jobs.sizes import counted
+
+TASK = "task"  # the field of the metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The part of some rows that are right."""
+
+    rows: int
+    right: int
+    interval: Interval | None  # of 95 %; None for one row
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The totals of a run's rows. `tasks`: rows and right answers by task."""
+    """The totals of a run's rows."""
 
-    tasks: dict[str, tuple[int, int]]
+    all: Accuracy
+    tasks: dict[str, Accuracy]
     tokens: int
     seconds: float  # from the first start to the last end
     drafted: int
@@ -28,20 +45,13 @@ class Report:
     files: int
     samples: Path
 
-    @property
-    def all(self) -> tuple[int, int]:
-        """Rows and right answers."""
-        counts = self.tasks.values()
-        return sum(rows for rows, _ in counts), sum(right for _, right in counts)
-
     def facts(self) -> dict[str, Any]:
         """The report as JSON."""
-        rows, right = self.all
         return {
-            "rows": rows,
-            "right": right,
+            "rows": self.all.rows,
+            "right": self.all.right,
             "tasks": {
-                name: {"rows": rows, "right": right} for name, (rows, right) in self.tasks.items()
+                name: {"rows": one.rows, "right": one.right} for name, one in self.tasks.items()
             },
             "output_tokens": self.tokens,
             "seconds": self.seconds,
@@ -52,16 +62,16 @@ class Report:
         }
 
 
-def report_of(rows: pa.Table, folder: Path) -> Report:
-    """Read the rows of the run in `folder`. An answer is right if it equals the target."""
-    by_task: dict[str, list[bool]] = {}
-    for row in rows.select(["metadata", "text", "target"]).to_pylist():
-        task = json.loads(row["metadata"])["task"]
-        by_task.setdefault(task, []).append((row["text"] or "").strip() == row["target"])
+def report_of(results: Results, run: str, metric: Spec) -> Report:
+    """Read the rows of a run, and its scores by a metric that is 0 or 1."""
+    groups = read_groups(results, run, [TASK])
+    total, *by_task = summarise(results, run, [metric], groups)
+    rows = results.table(run)
     started = pc.min(rows.column("started_at")).as_py()
-    samples = folder / SAMPLES
+    samples = results.root / run / SAMPLES
     return Report(
-        tasks={name: (len(right), sum(right)) for name, right in sorted(by_task.items())},
+        all=_accuracy(total),
+        tasks={one.group[TASK] or "": _accuracy(one) for one in by_task},
         tokens=_sum(rows, "output_tokens"),
         seconds=(pc.max(rows.column("finished_at")).as_py() - started).total_seconds(),
         drafted=_sum(rows, "drafted_tokens"),
@@ -74,18 +84,30 @@ def report_of(rows: pa.Table, folder: Path) -> Report:
 def print_report(report: Report) -> None:
     """Print the accuracy per task, how often the draft was right, tokens per second and files."""
     print_table(
-        ("task", number("rows"), number("right"), number("accuracy")),
+        (TASK, number("rows"), number("right"), number("accuracy"), number("95% interval")),
         [
-            (name, rows, right, f"{right / rows:.1%}")
-            for name, (rows, right) in (*report.tasks.items(), ("all", report.all))
+            (
+                name,
+                one.rows,
+                one.right,
+                figure_text(one.right / one.rows),
+                interval_text(one.interval),
+            )
+            for name, one in (*report.tasks.items(), ("all", report.all))
         ],
     )
     if report.drafted:
         echo(f"draft: {report.accepted:,} of {report.drafted:,} tokens accepted")
     speed = report.tokens / report.seconds
     echo(f"{report.tokens:,} tokens in {report.seconds:.1f} s: {speed:,.0f} tokens/s")
-    where = f"{counted(report.all[0], 'row')} in {counted(report.files, 'file')}"
+    where = f"{counted(report.all.rows, 'row')} in {counted(report.files, 'file')}"
     echo(f"{where}: {report.samples}\n")
+
+
+def _accuracy(one: Summary) -> Accuracy:
+    figure = one.figure
+    right = round((figure.value or 0.0) * figure.scored)
+    return Accuracy(figure.rows, right, figure.interval)
 
 
 def _sum(rows: pa.Table, column: str) -> int:

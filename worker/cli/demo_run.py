@@ -1,6 +1,7 @@
-"""The demo: bulk jobs and one streamed job on a private Redis, with the bundled model.
+"""The demo: a run of a data set, its scores, and one streamed job, on a private Redis.
 
-A child process runs the worker; it is replaced if it is killed, as a supervisor would do.
+The run and the scores are made as `chatjobs run` and `chatjobs score` make them. A child process
+runs the worker; it is replaced if it is killed, as a supervisor would do.
 """
 
 from __future__ import annotations
@@ -9,26 +10,28 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
-import pyarrow as pa
 
 from jobs import ChatRequest, Client, JobError, Results
+from jobs.cli.data_set import DataSet
 from jobs.cli.failures import Unavailable
 from jobs.cli.output import echo, print_json
 from jobs.cli.printing import print_stream
-from jobs.cli.progress import RowProgress
-from jobs.cli.requests import InvalidLine, Overrides, read_requests
-from jobs.cli.row_files import json_rows
+from jobs.cli.progress import RunProgress
+from jobs.cli.requests import Overrides
 from jobs.embedded import EmbeddedRedis
+from jobs.runs.audit import Audit
+from jobs.runs.data_set_run import DataSetRun
+from jobs.runs.producer import Progress
+from jobs.scores.process import Limits
+from jobs.scores.scoring import score_run
+from jobs.scores.spec import parse_spec
 from jobs.sizes import counted
 from jobs.store.backlog import recording_faults
-from jobs.store.connection.protocol import run_sync
-from jobs.store.part_plans import want_rows
-from jobs.store.queue_depths import read_queues
+from jobs.store.run_rows import Holder
 from jobs.store.worker_status import read_workers
 from worker.cli.demo_report import print_report, report_of
 from worker.cli.demo_worker import WorkerProcess
@@ -37,18 +40,19 @@ from worker.cli.private_redis import ends_with
 from worker.demo import DATASET
 
 MODEL = "demo"
+METRIC = parse_spec("exact")
 QUESTION = "What is 17 + 25?"
-PROGRESS_POLL_SECONDS = 0.1
+START_POLL_SECONDS = 0.1
 DEMO_STALL_SECONDS = 120.0  # the demo fails after this long without a finished job
 
 
 def run_demo(
     count: int, run_id: str, folder: Path, kind: str | None = None, *, as_json: bool = False
 ) -> None:
-    """Run the first `count` questions as run `run_id`, print the results, stream one answer. With
-    `kind`, the model is quantised first. With `as_json`, the results alone are printed."""
+    """Run the first `count` questions as run `run_id`, score and print the results, stream one
+    answer. With `kind`, the model is quantised first. With `as_json`, the results alone are
+    printed."""
     name = MODEL if kind is None else f"{MODEL}-{kind}"
-    requests = demo_requests(count, run_id, name)
     results = Results(folder)
     if run_id in results.runs():
         raise click.UsageError(f"run {run_id} already exists in {folder}: choose another --run")
@@ -57,19 +61,19 @@ def run_demo(
         EmbeddedRedis() as server,
         ends_with(server, _lost),
         Client(server.url) as client,
+        WorkerProcess(model, server.url, folder) as worker,
     ):
-        client.serving = None  # its worker starts after the jobs are enqueued
-        client.submit_many(requests)
-        echo(f"{counted(count, 'job')} enqueued for run {run_id}", err=True)
-        with WorkerProcess(model, server.url, folder) as worker:
-            _wait_until_ready(client, worker, name)
-            table = _wait_for_rows(client, worker, results, run_id, count)
-            report = report_of(table, folder / run_id)
-            if as_json:
-                print_json({"run": run_id, **report.facts()})
-            else:
-                print_report(report)
-                _stream_answer(client, name)
+        _wait_until_ready(client, worker, name)
+        found = _answer(client, worker, results, run_id, name, count)
+        if not as_json:
+            echo(f"{run_id}: {found}\n")
+        score_run(results, run_id, METRIC, Limits(), processes=1)
+        report = report_of(results, run_id, METRIC)
+        if as_json:
+            print_json({"run": run_id, **report.facts(), "audit": found.to_dict()})
+        else:
+            print_report(report)
+            _stream_answer(client, name)
 
 
 def _lost(how: str) -> str:
@@ -79,16 +83,11 @@ def _lost(how: str) -> str:
     )
 
 
-def demo_requests(count: int = 500, run_id: str = "demo", model: str = MODEL) -> list[ChatRequest]:
-    """The first `count` rows of the demo data set as greedy requests."""
-    options = Overrides(model=model, run=run_id, fields={"temperature": 0})
-    requests = []
-    with DATASET.open("rb") as file:
-        for line in islice(read_requests(json_rows(file), options), count):
-            if isinstance(line, InvalidLine):
-                raise line.error
-            requests.append(line.request)
-    return requests
+def questions(count: int = 500, run_id: str = "demo", model: str = MODEL) -> DataSet:
+    """The first `count` rows of the demo data set as greedy requests. Closes its file as a
+    context."""
+    overrides = Overrides(model, run_id, fields={"temperature": 0}, own_ids=True)
+    return DataSet([DATASET], overrides, limit=count)
 
 
 @contextmanager
@@ -114,45 +113,59 @@ def _model(name: str, kind: str | None) -> Iterator[str]:
 def _wait_until_ready(client: Client, worker: WorkerProcess, model: str) -> None:
     while not (ready := _status(client, worker)):
         worker.check()
-        time.sleep(PROGRESS_POLL_SECONDS)
+        time.sleep(START_POLL_SECONDS)
     echo(f"worker {ready[0]['name']} serves {model} on {ready[0]['device']}", err=True)
 
 
-def _wait_for_rows(
-    client: Client, worker: WorkerProcess, results: Results, run_id: str, count: int
-) -> pa.Table:
-    """Return the run's rows, once all of them are in Parquet."""
-    best, deadline = 0, time.monotonic() + DEMO_STALL_SECONDS
-    with RowProgress(count) as progress:
-        while True:
-            worker.check()
-            ended = count - sum(
-                queue["queued"] + queue["running"] for queue in read_queues(client.redis)
+def _answer(
+    client: Client, worker: WorkerProcess, results: Results, run_id: str, model: str, count: int
+) -> Audit:
+    """Return when each row is in Parquet."""
+    with questions(count, run_id, model) as source, RunProgress(quiet=False) as progress:
+        content, _ = source.content()
+        configuration = source.configuration(content)
+        run = DataSetRun(client.redis, results, run_id, source, configuration, window=count)
+        found = run.execute(_Watcher(client, worker, progress, count))
+    assert found is not None  # the watcher stops nothing
+    return found
+
+
+class _Watcher:
+    """Shows the progress, replaces a worker that was killed, and raises Unavailable if the demo can
+    have no end."""
+
+    def __init__(
+        self, client: Client, worker: WorkerProcess, progress: RunProgress, count: int
+    ) -> None:
+        self._client, self._worker = client, worker
+        self._progress, self._count = progress, count
+        self._done, self._deadline = -1, 0.0
+
+    def update(self, progress: Progress) -> bool:
+        self._worker.check()
+        self._progress.update(progress.done, self._count, progress.tokens, progress.failed)
+        if progress.unwritten:
+            self._check_files()
+        if progress.done != self._done:
+            self._done, self._deadline = progress.done, time.monotonic() + DEMO_STALL_SECONDS
+        if time.monotonic() > self._deadline:
+            raise Unavailable(
+                f"stalled: {progress.done} of {counted(self._count, 'job')} ended, none in the "
+                f"last {DEMO_STALL_SECONDS:g} s"
             )
-            speed = sum(status["tokens_per_second"] for status in _status(client, worker))
-            progress.update(ended, speed)
-            if ended == count:
-                # The worker writes the last rows now.
-                run_sync(want_rows(run_id), client.connection)
-                faults = recording_faults(_status(client, worker))
-                if faults:
-                    raise Unavailable(
-                        "the answers are lost with the demo's private Redis, because their rows "
-                        f"can't be written: {'; '.join(faults.values())}; run the demo again when "
-                        "they can, or with another --results DIR"
-                    )
-            if ended == count and run_id in results.runs():
-                table = results.table(run=run_id)
-                if table.num_rows >= count:
-                    return table
-            if ended > best:
-                best, deadline = ended, time.monotonic() + DEMO_STALL_SECONDS
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"stalled: {ended} of {counted(count, 'job')} ended, none in the last "
-                    f"{DEMO_STALL_SECONDS:g} s"
-                )
-            time.sleep(PROGRESS_POLL_SECONDS)
+        return True
+
+    def waits_for(self, holder: Holder) -> None:
+        """Nobody else knows this Redis."""
+
+    def _check_files(self) -> None:
+        faults = recording_faults(_status(self._client, self._worker))
+        if faults:
+            raise Unavailable(
+                "the answers are lost with the demo's private Redis, because their rows can't be "
+                f"written: {'; '.join(faults.values())}; run the demo again when they can, or with "
+                "another --results DIR"
+            )
 
 
 def _status(client: Client, worker: WorkerProcess) -> list[dict[str, Any]]:

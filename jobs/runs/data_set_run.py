@@ -1,0 +1,87 @@
+"""One run of a data set, from its first row to its audit. Owns the state in run.json.
+
+`chatjobs run` and `chatjobs demo` call it; a watcher shows the progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from redis import Redis
+
+from jobs.results.files import Results
+from jobs.runs.audit import Audit, audit
+from jobs.runs.producer import Producer, Watcher
+from jobs.runs.retry import remove_failed
+from jobs.runs.run_file import RunFile
+from jobs.runs.source import RowSource
+from jobs.runs.written_rows import WrittenRows, read_columns
+from jobs.store.run_rows import RunRows
+
+ENGINE = ("schema_version", "engine", "engine_version", "torch_version")
+
+
+class DataSetRun:
+    """The run `name` of a data set. `configuration`: all that decides on its answers."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        results: Results,
+        name: str,
+        source: RowSource,
+        configuration: Mapping[str, Any],
+        *,
+        window: int,
+    ) -> None:
+        """`window`: rows in Redis at once that have not ended."""
+        self._results, self._name, self._source = results, name, source
+        self._configuration, self._window = configuration, window
+        self._file = RunFile(results, name)
+        self._rows = RunRows(redis, name)
+        self.written = WrittenRows(results, name, source.samples)
+        self.done_before = 0  # samples that were in files when the run went on
+
+    def check(self) -> None:
+        """Raise InvalidRequest if the run was made with another configuration."""
+        self._file.check(self._configuration)
+
+    def execute(self, watcher: Watcher, *, retry_failed: bool = False) -> Audit | None:
+        """Run the rows that are in no file, and count those in the files. None if the watcher has
+        stopped the run. `retry_failed`: also run those again that have failed.
+
+        Raises InvalidRequest for another configuration and for a data set that can't be read to its
+        end, JobError if rows can't be enqueued, and OSError. Rows in Redis go on then.
+        """
+        self.check()
+        retries, begun = retry_failed, False
+
+        def begin() -> None:
+            nonlocal retries, begun
+            self.check()  # another process may have begun the run
+            self._file.write(self._configuration, "running")
+            if retries:
+                remove_failed(self._results, self._rows, self.written)
+                retries = False
+            self.written.refresh()
+            if not begun:
+                self.done_before, begun = len(self.written.rows), True
+
+        producer = Producer(
+            self._rows, self.written, self._source, watcher, window=self._window, begin=begin
+        )
+        if producer.run() == "stopped":
+            self._file.write(self._configuration, "interrupted")
+            return None
+        found = audit(self._results, self._name, producer.total or 0, self._source.samples)
+        self._file.write(self._configuration, "done", audit=found.to_dict(), **self._engine())
+        return found
+
+    def _engine(self) -> dict[str, Any]:
+        """The engine of the first row that was generated; empty if none was."""
+        broken = self._results.broken(self._name)
+        whole = (file for file in self._results.files(self._name) if file not in broken)
+        rows = (values for file in whole for values in read_columns(file, ENGINE))
+        found = next((values for values in rows if values[1] is not None), None)
+        return {} if found is None else dict(zip(ENGINE, found, strict=True))
