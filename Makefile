@@ -13,6 +13,8 @@
 #                gpu-check.txt, to attach to an issue; ten minutes
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
 #   make real    download two real models (330 MB), and compare them with llama.cpp and transformers
+#   make installed  install the package into empty environments, and try the README, the type
+#                checkers and the advice of errors there
 #   make wheel   build a wheel for x86-64 Linux in dist/, with compiled CPU kernels
 #   make soak    25 minutes of faults under load, with a new seed; SERVER=/path/of/redis-server
 #   make clean   remove the environment and the caches, but no results
@@ -23,15 +25,19 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test quick lint types tests bench bench-peers oracle real sanitize wheel soak triton gpu-check \
-    clean
+.PHONY: demo test quick lint types tests bench bench-peers oracle real sanitize installed wheel soak \
+    triton gpu-check clean
+ifndef BESIDE
 .NOTPARALLEL:
+endif
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
 	$(BIN)/chatjobs demo --model $(MODEL)
 
-test: lint types tests
+# Types are checked beside the tests, which leave a core idle now and then.
+test: lint
+	$(MAKE) --no-print-directory --jobs=2 BESIDE=yes types tests
 
 lint: $(VENV)/.ready-to-test
 	$(BIN)/ruff check .
@@ -84,6 +90,9 @@ sanitize: $(VENV)/.ready-to-test
 	    LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=2 \
 	    $(BIN)/pytest tests/worker/kernels --deselect tests/worker/kernels/test_build.py
+
+installed: $(VENV)/.ready-to-test
+	$(BIN)/pytest -m installed tests/test_wheel.py
 
 # Needs a C++ compiler: the kernels are compiled for every kind of CPU.
 wheel: $(VENV)/.ready-to-test

@@ -183,6 +183,7 @@ def served(installed: Environment, redis_url: str, tmp_path: Path) -> Iterator[d
     assert worker.wait(timeout=PATIENCE) == 0
 
 
+@pytest.mark.installed
 def test_the_readme_as_one_script_passes_with_the_wheel(
     installed: Environment, served: dict[str, str], tmp_path: Path
 ) -> None:
@@ -206,6 +207,7 @@ def test_the_readme_as_one_script_passes_with_the_wheel(
     assert printed["Runs"][-1] == "100\n"
 
 
+@pytest.mark.installed
 def test_the_wheel_alone_holds_no_repository(installed: Environment, tmp_path: Path) -> None:
     code = "import jobs, worker; print(jobs.__file__, worker.__file__)"
     for path in installed.run([installed.python, "-c", code], tmp_path).split():
@@ -252,6 +254,7 @@ follow_imports = silent
 """
 
 
+@pytest.mark.installed
 def test_type_checkers_find_misspelt_fields_and_nothing_in_the_examples(
     installed: Environment, tmp_path: Path
 ) -> None:
@@ -319,6 +322,7 @@ def test_make_wheel_builds_one_for_linux_with_the_kernels_of_every_level(
     assert not (source / "worker/kernels/prebuilt").exists()
 
 
+@pytest.mark.installed
 def test_an_editable_install_is_found_by_type_checkers(
     editable: Environment, tmp_path: Path
 ) -> None:
@@ -355,6 +359,7 @@ def follow(advice: str, environment: Environment, folder: Path) -> None:
     assert "does not provide the extra" not in done.stderr
 
 
+@pytest.mark.installed
 def test_the_advice_to_install_torch_works_wherever_the_package_came_from(
     source: Path, wheel: Path, editable: Environment, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.cli.requests import InvalidLine, Overrides, RequestLine
@@ -151,6 +151,7 @@ names = st.sampled_from(
 )
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(names, json_values, max_size=4))
 def test_any_object_is_either_valid_or_an_error(row: dict[str, Any]) -> None:
     valid, invalid = read_requests(lines(row), DEMO)

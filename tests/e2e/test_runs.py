@@ -80,13 +80,13 @@ def test_each_row_is_there_once_after_kills_of_producer_worker_and_redis(
     places = ("--redis", server.url, "--results", site.folder)
     words: list[object] = [
         "run",
-        data_set(tmp_path, 600),
+        data_set(tmp_path, 240),
         "-m",
         "demo",
         "--run",
         "r1",
         "--window",
-        "100",
+        "40",
     ]
     words += ["--max-tokens", "24", "-o", "temperature=0", *places]
     written = WrittenRows(site.results, "r1")
@@ -99,18 +99,18 @@ def test_each_row_is_there_once_after_kills_of_producer_worker_and_redis(
     try:
         worker = command("work", "--model", "demo", *places, quiet=True)
         producer = command(*words, quiet=True)
-        wait_until(lambda: has_ended(60))
+        wait_until(lambda: has_ended(25))
         producer.kill()
         producer = command(*words)
-        wait_until(lambda: has_ended(200))
+        wait_until(lambda: has_ended(80))
         worker.kill()
         command("work", "--model", "demo", *places, quiet=True)
-        wait_until(lambda: has_ended(330))
+        wait_until(lambda: has_ended(140))
         server.kill()
         server.start()
         code, out, err = finished(producer)
-        assert (code, out) == (0, "r1: 600 in, 600 rows, 0 missing, 0 twice, 0 failed\n"), err
-        assert in_files(site) == dict.fromkeys(range(600), 1)
+        assert (code, out) == (0, "r1: 240 in, 240 rows, 0 missing, 0 twice, 0 failed\n"), err
+        assert in_files(site) == dict.fromkeys(range(240), 1)
     finally:
         site.close()
         server.kill()

@@ -15,7 +15,7 @@ from tests.cli.conftest import COMMAND
 from tests.worker.site import PATIENCE, Site, WorkerProcess, wait_until
 
 # A long answer: the worker is killed while it generates.
-LONG: dict[str, Any] = {"max_tokens": 500, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 250, "ignore_eos": True}
 WORKER = {"real": True, "models": ["demo"], "max_batch": 1}
 MESSAGES: Any = [{"role": "user", "content": "Tell me a long story"}]
 

@@ -11,7 +11,7 @@ from jobs.embedded import server_binary
 from tests.soak.run import Soak
 
 SEED = 1
-JOBS, SECONDS = 600, 30.0  # one round of the plan
+JOBS, SECONDS = 360, 30.0  # one round of the plan
 
 
 @pytest.mark.skipif(

@@ -199,7 +199,7 @@ def test_an_interactive_request_ends_before_bulk_ones_that_fill_the_batch(
     host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine stands still from when the batch is full until the request has come, and 100
-    steps later, of 500, until the others are looked at."""
+    steps later, of 200, until the others are looked at."""
     step, submitted, seen = EngineCore.step, threading.Event(), threading.Event()
     steps: list[None] = []
 
@@ -212,7 +212,7 @@ def test_an_interactive_request_ends_before_bulk_ones_that_fill_the_batch(
 
     monkeypatch.setattr(EngineCore, "step", waits)
     info = host.load(spec(path))
-    long = ask(max_tokens=500, ignore_eos=True).model_copy(update={"model": info.name})
+    long = ask(max_tokens=200, ignore_eos=True).model_copy(update={"model": info.name})
     sinks = [WaitingSink() for _ in range(6)]
     for sink in sinks:
         host.submit(CHAT, bulk(long), sink)

@@ -28,7 +28,7 @@ from worker.text.detokenizer import Detokenizer
 WORDS = ([7] * 9, [8, 9] * 8, [10 + i for i in range(23)], [40])  # prompts are made of these
 PINNED = [*WORDS[1], *WORDS[2]]  # a prompt cache, of two blocks and a shorter one
 LONGEST = 200  # tokens of a prompt and its answer
-EXAMPLES = 20
+EXAMPLES = 12
 
 Prompt = tuple[int, ...]
 

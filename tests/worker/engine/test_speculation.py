@@ -25,7 +25,7 @@ from worker.layers.cache import LayerCache
 from worker.local.collect import CollectingSink
 from worker.speculative.draft_costs import DraftCosts
 
-REQUESTS, IN_BF16 = 30, 16
+REQUESTS, IN_BF16 = 20, 8
 SEED = 5  # with it, every model repeats itself at least once: n-grams find a draft
 # Checkpoints whose products are computed by kernels.
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
@@ -162,7 +162,7 @@ def test_one_at_a_time_in_bf16_drafts_change_no_bit(fields: dict[str, Any], tmp_
     drafted._core.speculation._costs = None  # draft whatever it costs
     for expected, found in zip(outcomes(plain, requests), outcomes(drafted, requests), strict=True):
         assert answer(found) == answer(expected)
-    assert drafted._core.speculation.accepted_tokens > 50
+    assert drafted._core.speculation.accepted_tokens > 25
 
 
 def test_drafts_that_pause_and_start_again_change_no_token(

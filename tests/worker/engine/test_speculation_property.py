@@ -13,7 +13,7 @@ from tests.worker.checkpoints import KINDS, make_shallow_checkpoint
 from tests.worker.engine.drafted import perturbed
 from tests.worker.engine.test_prefix_property import ACTIONS, WORDS, Ask, Cancel, Pair, Steps, run
 
-EXAMPLES = 6
+EXAMPLES = 4
 LONG: list[Ask | Cancel | Steps] = [Ask((*WORDS[2], *WORDS[i % 4]), 20, 3, "a") for i in range(8)]
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from worker.kernels import attention, choices, dense, quantised
+from worker.kernels import attention, build, choices, dense, quantised
 from worker.kernels.choices import Choices
 from worker.kernels.dense import Way
 from worker.kernels.library import Library
@@ -29,8 +29,15 @@ times = st.lists(st.floats(1e-6, 1.0), min_size=4, max_size=4)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The choices in a cache that has the compiled kernels and no choices yet."""
+    compiled = build.cache_folder()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "chatjobs" / "kernels" / "choices"
+    cache = tmp_path / "chatjobs" / "kernels"
+    cache.mkdir(parents=True)
+    for path in compiled.iterdir():
+        if path.name != "choices":
+            (cache / path.name).symlink_to(path)
+    return cache / "choices"
 
 
 def number(found: int) -> int:

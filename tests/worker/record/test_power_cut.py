@@ -126,7 +126,7 @@ def test_a_server_that_loads_its_data_is_no_server_without_a_file(
     options = {"key_load_delay": "50", "loading_process_events_interval_bytes": "1024"}
     server = make_server(0.0, appendonly="yes", **options)
     with server.client.pipeline(transaction=False) as pipeline:
-        for number in range(40_000):
+        for number in range(16_000):
             pipeline.set(f"key{number}", "v")
         pipeline.execute()
     server.stop()
