@@ -65,7 +65,6 @@ def query(sql: str, run: str, as_json: bool, results: str) -> None:
 def _database(store: Results, run: str) -> DuckDBPyConnection:
     """A database in memory with the tables of a run. Raises WrongInput without duckdb."""
     from jobs.install import command_for
-    from jobs.results.scores import read_scores
 
     try:
         import duckdb
@@ -77,7 +76,7 @@ def _database(store: Results, run: str) -> DuckDBPyConnection:
     atexit.unregister(gc.freeze)
     database = duckdb.connect(":memory:")
     database.register("samples", store.dataset(run))
-    database.register("scores", read_scores(store, run))
+    database.register("scores", store.scores(run))
     for setting in SETTINGS:
         database.execute(f"set {setting}")
     return database

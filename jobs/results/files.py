@@ -3,10 +3,12 @@
     <results>/<run>/run.json                 run id, schema version, engine and versions
     <results>/<run>/README.md                data-set card, for load_dataset(<run>)
     <results>/<run>/samples/part-….parquet   complete files, all with schema.py's SCHEMA
+    <results>/<run>/scores/….parquet         one file per metric, with scores.py's SCORES_SCHEMA
     <results>/<run>/_tmp/                    unfinished files
 
 The recorder writes: `rows_of(entry)` converts an outbox entry to rows, `table_of(rows)` makes a
 table of them, `write_part` writes it. `write_run_card` writes run.json and README.md.
+`chatjobs score` writes with `write_scores`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from jobs.errors import invalid
 from jobs.keys import RUN_ID
 from jobs.results.rows import Row
 from jobs.results.schema import SCHEMA, leaves
+from jobs.results.scores import SCORES, SCORES_SCHEMA, read_score_files, score_file
 from jobs.results.superseded import without_superseded
 
 if TYPE_CHECKING:
@@ -101,6 +104,19 @@ def write_tables(
     sync_folder(path_final.parent)
 
 
+def write_scores(results: Results, run: str, metric: str, tables: Iterable[pa.Table]) -> Path:
+    """Write the tables, which are SCORES_SCHEMA's, as the scores of a run by a metric, in place of
+    those that are there. Returns their file. If it raises, nothing has changed."""
+    folder = results.path(run)
+    file = score_file(folder, metric)
+    temporary = folder / TEMPORARY / f"{file.name}.{uuid.uuid4().hex}"
+    try:
+        write_tables(temporary, file, tables, SCORES_SCHEMA)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return file
+
+
 def write_run_card(run_dir: Path, content: dict[str, Any]) -> None:
     """Write `content` to run.json, and the data-set card. Each file is replaced atomically."""
     text = json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
@@ -162,14 +178,35 @@ class Results:
     def table(self, run: str, columns: Sequence[str] | None = None) -> Any:
         """The run's rows as a pyarrow.Table, one per choice, in no particular order. `columns`:
         only these."""
-        names = None if columns is None else list(columns)
-        absent = [name for name in names or () if name not in SCHEMA.names]
-        if absent:
-            raise invalid(
-                f"no column {absent[0]!r} in results; columns are: {', '.join(SCHEMA.names)}",
-                "columns",
-            )
+        names = _known(columns, SCHEMA, "results")
         return self._dataset(run, stacklevel=3).to_table(columns=names)
+
+    def scores(
+        self,
+        run: str,
+        metrics: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Any:
+        """The scores that `chatjobs score` has written, as a pyarrow.Table in long form: one row
+        per choice and metric. `metrics`: only these, as they were written, such as "number:0.01".
+        `columns`: only these.
+
+        A run without scores has none. Raises InvalidRequest for a metric that the run has no
+        scores by, and for a file that can't be read.
+        """
+        folder = self.path(run)
+        names = _known(columns, SCORES_SCHEMA, "scores")
+        if metrics is None:
+            return read_score_files(sorted((folder / SCORES).glob("*.parquet")), names)
+        files = [score_file(folder, metric) for metric in metrics]
+        for metric, file in zip(metrics, files, strict=True):
+            if not file.is_file():
+                raise invalid(
+                    f"run {run} has no scores by {metric}: chatjobs score {run} --metric "
+                    f"'{metric}'",
+                    "metric",
+                )
+        return read_score_files(files, names)
 
     def files(self, run: str) -> list[Path]:
         """The run's Parquet files, without those that `compact` has replaced."""
@@ -209,6 +246,18 @@ def dataset_of(files: list[Path]) -> ds.FileSystemDataset:
         for file in files
     ]
     return ds.FileSystemDataset(fragments, SCHEMA, form, system)
+
+
+def _known(columns: Sequence[str] | None, schema: pa.Schema, where: str) -> list[str] | None:
+    """The names of columns; None for all. Raises InvalidRequest for one that a schema lacks."""
+    names = None if columns is None else list(columns)
+    absent = [name for name in names or () if name not in schema.names]
+    if absent:
+        raise invalid(
+            f"no column {absent[0]!r} in {where}; columns are: {', '.join(schema.names)}",
+            "columns",
+        )
+    return names
 
 
 def _check(files: list[Path]) -> dict[Path, str]:

@@ -3,13 +3,14 @@
     <results>/<run>/scores/<metric>.parquet
 
 The files can be made again from the samples. Scoring by a metric again replaces its file, and no
-reader ever sees a part of one.
+reader ever sees a part of one. files.py reads and writes them: `Results.scores`, `write_scores`.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable, Sequence
+import hashlib
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.errors import invalid
-from jobs.results.files import TEMPORARY, Results, write_tables
 from jobs.results.schema import TEXT, TIME
 
 SCORES = "scores"
@@ -68,30 +68,19 @@ SCORES_SCHEMA = pa.schema(
 )
 
 
-def write_scores(results: Results, run: str, name: str, tables: Iterable[pa.Table]) -> Path:
-    """Write the tables, which are SCORES_SCHEMA's, as the file `name` of a run, in place of one
-    that is there. Returns its path. If it raises, nothing has changed."""
-    folder = results.path(run)
-    temporary = folder / TEMPORARY / f"{name}.{uuid.uuid4().hex}"
-    final = folder / SCORES / name
-    try:
-        write_tables(temporary, final, tables, SCORES_SCHEMA)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return final
+def score_file(folder: Path, metric: str) -> Path:
+    """The file of a metric in the folder of a run: one for each text of a metric."""
+    if re.fullmatch(r"[a-z][a-z0-9+-]*", metric):
+        return folder / SCORES / f"{metric}.parquet"
+    plain = re.sub(r"[^A-Za-z0-9@+-]+", "-", metric)[:40].strip("-")
+    digest = hashlib.sha256(metric.encode()).hexdigest()[:8]
+    return folder / SCORES / f"{plain}-{digest}.parquet"
 
 
-def read_scores(
-    results: Results,
-    run: str,
-    names: Iterable[str] | None = None,
-    columns: Sequence[str] | None = None,
-) -> Any:
-    """The scores of a run as a pyarrow.Table. `names`: of these files only. `columns`: only
-    these. Raises InvalidRequest for a file that can't be read."""
-    folder = results.path(run) / SCORES
-    files = sorted(folder.glob("*.parquet")) if names is None else [folder / one for one in names]
-    wanted = SCORES_SCHEMA.names if columns is None else list(columns)
+def read_score_files(files: Iterable[Path], columns: list[str] | None = None) -> Any:
+    """The scores in files as a pyarrow.Table. `columns`: only these. Raises InvalidRequest for a
+    file that can't be read."""
+    wanted = SCORES_SCHEMA.names if columns is None else columns
     tables = [_table_of(file, wanted) for file in files]
     return pa.concat_tables(tables) if tables else SCORES_SCHEMA.empty_table().select(wanted)
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from jobs.errors import invalid
 from jobs.results.files import Results
-from jobs.results.scores import FIGURES, KEY, SCORES, read_scores
+from jobs.results.scores import FIGURES, KEY
 from jobs.scores.figures import Interval, bootstrap, combine_of, questions
 from jobs.scores.samples import Groups, grouped
 from jobs.scores.spec import Spec, parse_spec
@@ -93,8 +93,7 @@ def mcnemar(rose: int, fell: int) -> float:
 def common_specs(results: Results, runs: tuple[str, str]) -> list[Spec]:
     """The metrics that both runs have scores of. Raises InvalidRequest if there are none."""
     found = [
-        pc.unique(read_scores(results, run, columns=["metric"])["metric"]).to_pylist()
-        for run in runs
+        pc.unique(results.scores(run, columns=["metric"])["metric"]).to_pylist() for run in runs
     ]
     names = [name for name in found[0] if name in found[1]]
     if not names:
@@ -110,13 +109,7 @@ def read_pairs(results: Results, runs: tuple[str, str], spec: Spec) -> Pairs:
     metric, or no row has a value in both."""
     scored: list[Any] = []
     for run in runs:
-        if not (results.path(run) / SCORES / spec.file_name).is_file():
-            raise invalid(
-                f"run {run} has no scores by {spec.text}: chatjobs score {run} --metric "
-                f"'{spec.text}'",
-                "metric",
-            )
-        scores = read_scores(results, run, [spec.file_name], FIGURES)
+        scores = results.scores(run, [spec.text], FIGURES)
         scores = scores.filter(pc.field("status") == "ok").select([*KEY, *COMPARED])
         scored.append(scores.append_column(f"place_{len(scored)}", _places(len(scores))))
     first, second = scored

@@ -8,7 +8,6 @@ from typing import Any
 
 from jobs.errors import invalid
 from jobs.results.files import Results
-from jobs.results.scores import read_scores
 from jobs.scores.spec import Spec, parse_spec
 
 
@@ -28,7 +27,7 @@ def pass_at_k(results: Results, run: str, spec: Spec) -> Iterator[dict[str, Any]
     k, base = spec.samples, parse_spec(spec.argument or "")
     assert k is not None
     columns = ("row_index", "status", "value", "model")
-    scores = read_scores(results, run, [base.file_name], columns)
+    scores = results.scores(run, [base.text], columns)
     right: dict[int, list[float]] = {}
     models: dict[int, str] = {}
     rows = zip(*(scores[name].to_pylist() for name in columns), strict=True)

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from jobs.errors import invalid
-from jobs.results.files import Results
-from jobs.results.scores import KEY, SCORES_SCHEMA, SCORES_VERSION, write_scores
+from jobs.results.files import Results, write_scores
+from jobs.results.scores import KEY, SCORES_SCHEMA, SCORES_VERSION
 from jobs.scores.outcome import Row
 from jobs.scores.pass_at_k import pass_at_k
 from jobs.scores.pool import ScoringPool
@@ -72,7 +72,7 @@ def score_run(
     else:
         _check(results, run, spec)
         rows = _scored_rows(results, run, spec, limits, processes or default_processes())
-    write_scores(results, run, spec.file_name, _tables(rows, started, tally, progress))
+    write_scores(results, run, spec.text, _tables(rows, started, tally, progress))
     return tally
 
 

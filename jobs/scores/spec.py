@@ -6,7 +6,6 @@ Metrics are made in child processes (`jobs.scores.child`); this file imports non
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,14 +88,6 @@ class Spec:
     text: str
     name: str
     argument: str | None = None
-
-    @property
-    def file_name(self) -> str:
-        """The name of its file in `scores/`: one for each text."""
-        if re.fullmatch(r"[a-z][a-z0-9+-]*", self.text):
-            return f"{self.text}.parquet"
-        plain = re.sub(r"[^A-Za-z0-9@+-]+", "-", self.text)[:40].strip("-")
-        return f"{plain}-{hashlib.sha256(self.text.encode()).hexdigest()[:8]}.parquet"
 
     @property
     def samples(self) -> int | None:

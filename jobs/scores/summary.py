@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from jobs.errors import invalid
 from jobs.results.files import Results
-from jobs.results.scores import FIGURES, read_scores
+from jobs.results.scores import FIGURES
 from jobs.scores.figures import Figure, figure_of
 from jobs.scores.samples import Groups, grouped
 from jobs.scores.spec import Spec, parse_spec
@@ -34,8 +34,7 @@ def summarise(
 ) -> Iterator[Summary]:
     """The figures of these metrics, or of all that have scores: over all rows, then by group.
     Raises InvalidRequest if there are no scores."""
-    files = [spec.file_name for spec in specs]
-    scores = read_scores(results, run, files or None, FIGURES)
+    scores = results.scores(run, [spec.text for spec in specs] or None, FIGURES)
     if not len(scores):
         raise invalid(
             f"run {run} has no scores: chatjobs score {run} --metric exact writes some", "run"

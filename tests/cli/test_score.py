@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from jobs import Results
-from jobs.results.scores import read_scores
 from tests.cli.conftest import Run, Show
 from tests.cli.test_json import documented
 from tests.jobs.scores.runs import answers, make_run
@@ -47,7 +46,7 @@ def test_it_scores_and_prints_one_object_for_each_metric_and_group(run: Run, fol
     assert "1 row without an answer" in done.stderr
     again = run(*words)
     assert objects(again.stdout) == objects(done.stdout)
-    assert len(read_scores(Results(folder), "r1")) == 5  # replaced
+    assert len(Results(folder).scores("r1")) == 5  # replaced
 
 
 def test_the_table_fits_80_columns(show: Show, folder: str) -> None:
@@ -103,7 +102,7 @@ def test_a_function_that_fails_costs_its_rows_alone(run: Run, folder: str, tmp_p
     assert (one["scored"], one["errors"], one["value"]) == (3, 1, pytest.approx(2 / 3))
     error = json.loads(done.stderr.splitlines()[-1])["error"]
     assert error["lines"] == [f"{file}:score: row 1: RuntimeError: no b"]
-    rows = read_scores(Results(folder), "r1").to_pylist()
+    rows = Results(folder).scores("r1").to_pylist()
     assert {row["error"] for row in rows} == {None, "RuntimeError: no b"}
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from jobs import Results
 from jobs.errors import InvalidRequest
-from jobs.results.scores import SCORES_SCHEMA, read_scores, write_scores
+from jobs.results.files import write_scores
+from jobs.results.scores import SCORES_SCHEMA, score_file
 from tests.jobs.scores.runs import make_run
 
 
@@ -48,31 +49,40 @@ def results(tmp_path: Path) -> Results:
 
 
 def test_scores_are_replaced_and_other_metrics_stay(results: Results) -> None:
-    assert len(read_scores(results, "r1")) == 0
-    write_scores(results, "r1", "exact.parquet", [table([1.0, 0.0])])
-    write_scores(results, "r1", "edit.parquet", [table([0.5, 0.5], "edit")])
-    write_scores(results, "r1", "exact.parquet", [table([0.0, 0.0])])
-    assert read_scores(results, "r1", ["exact.parquet"])["value"].to_pylist() == [0.0, 0.0]
-    assert len(read_scores(results, "r1")) == 4
+    assert len(results.scores("r1")) == 0
+    write_scores(results, "r1", "exact", [table([1.0, 0.0])])
+    write_scores(results, "r1", "edit", [table([0.5, 0.5], "edit")])
+    write_scores(results, "r1", "exact", [table([0.0, 0.0])])
+    assert results.scores("r1", ["exact"])["value"].to_pylist() == [0.0, 0.0]
+    assert len(results.scores("r1")) == 4
+    assert results.scores("r1", columns=["metric"]).column_names == ["metric"]
+
+
+def test_a_metric_or_column_that_is_not_there_is_named(results: Results) -> None:
+    write_scores(results, "r1", "exact", [table([1.0])])
+    with pytest.raises(InvalidRequest, match="run r1 has no scores by number: chatjobs score r1"):
+        results.scores("r1", ["exact", "number"])
+    with pytest.raises(InvalidRequest, match="no column 'score' in scores; columns are: schema_v"):
+        results.scores("r1", columns=["score"])
 
 
 def test_a_write_that_fails_changes_nothing(results: Results) -> None:
-    write_scores(results, "r1", "exact.parquet", [table([1.0])])
+    write_scores(results, "r1", "exact", [table([1.0])])
 
     def half() -> Iterator[pa.Table]:
         yield table([0.0])
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_scores(results, "r1", "exact.parquet", half())
-    assert read_scores(results, "r1")["value"].to_pylist() == [1.0]
+        write_scores(results, "r1", "exact", half())
+    assert results.scores("r1")["value"].to_pylist() == [1.0]
     left = [file.name for file in results.path("r1").rglob("*") if file.is_file()]
     assert sorted(left) == ["README.md", "exact.parquet", "part-a.parquet", "run.json"]
 
 
 def test_columns_are_of_one_type_whether_they_have_values_or_not(results: Results) -> None:
-    write_scores(results, "r1", "a.parquet", [table([1.0])])
-    write_scores(results, "r1", "b.parquet", [table([None])])
+    write_scores(results, "r1", "a", [table([1.0])])
+    write_scores(results, "r1", "b", [table([None])])
     glob = str(results.path("r1") / "scores/*.parquet")
     assert duckdb.sql(f"select count(*), avg(value), max(error) from '{glob}'").fetchall() == [
         (2, 1.0, "why")
@@ -91,20 +101,28 @@ def test_hugging_face_datasets_load_scores_and_samples(
     disable_progress_bars()
     folder, cache = str(results.path("r1")), str(tmp_path / "cache")
     assert load_dataset(folder, split="train", cache_dir=cache).num_rows == 2  # without scores
-    write_scores(results, "r1", "exact.parquet", [table([1.0, None, 0.0])])
+    write_scores(results, "r1", "exact", [table([1.0, None, 0.0])])
     scores = load_dataset(folder, "scores", split="train", cache_dir=cache)
     assert scores["value"][:] == [1.0, None, 0.0]
     assert load_dataset(folder, split="train", cache_dir=cache).num_rows == 2
 
 
 def test_a_damaged_file_is_named(results: Results) -> None:
-    file = write_scores(results, "r1", "exact.parquet", [table([1.0])])
+    file = write_scores(results, "r1", "exact", [table([1.0])])
     file.write_bytes(file.read_bytes()[:-50])
     with pytest.raises(InvalidRequest, match=r"exact\.parquet can't be read: remove it"):
-        read_scores(results, "r1")
+        results.scores("r1")
 
 
 def test_a_folder_named_like_a_partition_adds_no_column(tmp_path: Path) -> None:
     results = make_run(tmp_path / "model=x", [{"text": "a"}])
-    write_scores(results, "r1", "exact.parquet", [table([1.0])])
-    assert read_scores(results, "r1").schema.equals(SCORES_SCHEMA)
+    write_scores(results, "r1", "exact", [table([1.0])])
+    assert results.scores("r1").schema.equals(SCORES_SCHEMA)
+
+
+def test_each_metric_has_a_file_of_its_own() -> None:
+    names = ["exact", "exact:case", "regex:a", "regex:A", "regex:.", "chrf++", "pass@5:exact"]
+    files = {score_file(Path(), name).name for name in names}
+    assert len(files) == len(names)
+    assert {"exact.parquet", "chrf++.parquet"} < files
+    assert not [file for file in files if "/" in file or file.startswith((".", "_"))]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import InvalidRequest
-from jobs.results.scores import read_scores
 from jobs.scores.pass_at_k import estimate
 from jobs.scores.process import Limits
 from jobs.scores.scoring import score_run
@@ -40,7 +39,7 @@ def test_rows_of_a_question_count_together(tmp_path: Path) -> None:
     for metric in ("exact", "pass@2:exact"):
         score_run(results, "r1", parse_spec(metric), Limits(), processes=1)
     spec = parse_spec("pass@2:exact")
-    table = read_scores(results, "r1", [spec.file_name]).to_pylist()
+    table = results.scores("r1", [spec.text]).to_pylist()
     assert [(one["row_index"], one["value"]) for one in table] == [(0, 1.0), (1, 0.0), (2, None)]
     assert table[2]["error"] == "1 samples have a score, and pass@2 needs 2"
 

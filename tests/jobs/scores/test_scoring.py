@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from jobs import Results
-from jobs.results.scores import read_scores
 from jobs.scores.figures import figure_of
 from jobs.scores.process import Limits
 from jobs.scores.scoring import score_run
@@ -24,7 +23,7 @@ def test_several_processes_keep_each_value_with_its_row(tmp_path: Path) -> None:
     done: list[int] = []
     tally = score_run(results, "r1", spec, Limits(), processes=3, progress=done.append)
     assert (tally.rows, tally.failed, done[-1]) == (1500, 0, 1500)
-    scores = read_scores(results, "r1")
+    scores = results.scores("r1")
     assert scores["row_index"].to_pylist() == scores["value"].to_pylist()
 
 
@@ -38,7 +37,7 @@ def test_an_error_in_many_rows_is_counted_and_quoted_a_few_times(tmp_path: Path)
 def test_rows_without_an_answer_have_no_value(tmp_path: Path) -> None:
     results = make_run(tmp_path, answers((None, "a"), ("a", "a"), ("b", "b")))
     score_run(results, "r1", parse_spec("exact"), Limits(), processes=1)
-    rows = read_scores(results, "r1").to_pylist()
+    rows = results.scores("r1").to_pylist()
     assert [(row["status"], row["value"]) for row in rows] == [
         ("no_answer", None),
         ("ok", 1.0),
@@ -60,7 +59,7 @@ def test_picks_of_scoring_jobs_and_their_likelihoods_are_scored(tmp_path: Path) 
     for metric, values in (("choice", [1.0, 0.0]), ("choice:bytes", [0.0, 1.0])):
         spec = parse_spec(metric)
         score_run(results, "r1", spec, Limits(), processes=1)
-        assert read_scores(results, "r1", [spec.file_name])["value"].to_pylist() == values
+        assert results.scores("r1", [spec.text])["value"].to_pylist() == values
 
 
 def test_the_perplexity_of_a_run_is_that_of_all_its_tokens(tmp_path: Path) -> None:
@@ -73,6 +72,6 @@ def test_the_perplexity_of_a_run_is_that_of_all_its_tokens(tmp_path: Path) -> No
     )
     spec = parse_spec("perplexity")
     score_run(results, "r1", spec, Limits(), processes=1)
-    scores = read_scores(results, "r1")
+    scores = results.scores("r1")
     assert scores["value"].to_pylist() == pytest.approx([math.exp(2), math.exp(0.75)])
     assert figure_of(scores, spec).value == pytest.approx(math.exp(1))

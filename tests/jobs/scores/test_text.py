@@ -144,11 +144,3 @@ def test_a_wrong_argument_is_refused(metric: str, fact: str) -> None:
     spec = parse_spec(metric)
     with pytest.raises(InvalidRequest, match=fact):
         spec.kind.make(spec.argument)
-
-
-def test_each_metric_has_a_file_of_its_own() -> None:
-    names = ["exact", "exact:case", "regex:a", "regex:A", "regex:.", "chrf++", "pass@5:exact"]
-    files = {parse_spec(name).file_name for name in names}
-    assert len(files) == len(names)
-    assert {"exact.parquet", "chrf++.parquet"} < files
-    assert not [file for file in files if "/" in file or file.startswith((".", "_"))]
