@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jobs.client.aio_session import AsyncSession
     from jobs.client.client import Client
     from jobs.client.job import AsyncJob, AsyncScoreJob, Job, ScoreJob
+    from jobs.client.run import AsyncRun, Run, RunStatus
     from jobs.client.serving import NobodyServes
     from jobs.client.session import Session
     from jobs.errors import JobError, SessionBusy, StreamRestarted, WaitTimeout
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "AsyncJob",
+    "AsyncRun",
     "AsyncScoreJob",
     "AsyncSession",
     "ChatChunk",
@@ -41,6 +43,8 @@ __all__ = [
     "Perplexity",
     "RequestFields",
     "Results",
+    "Run",
+    "RunStatus",
     "Sampling",
     "ScoreJob",
     "ScoreRequest",
@@ -56,6 +60,7 @@ __all__ = [
 _LAZY = {
     "AsyncClient": "jobs.client.aio",
     "AsyncJob": "jobs.client.job",
+    "AsyncRun": "jobs.client.run",
     "AsyncScoreJob": "jobs.client.job",
     "AsyncSession": "jobs.client.aio_session",
     "ChatChunk": "jobs.api.chunk",
@@ -72,6 +77,8 @@ _LAZY = {
     "Perplexity": "jobs.api.score_request",
     "RequestFields": "jobs.api.params",
     "Results": "jobs.results.files",
+    "Run": "jobs.client.run",
+    "RunStatus": "jobs.client.run",
     "Sampling": "jobs.api.sampling",
     "ScoreJob": "jobs.client.job",
     "ScoreRequest": "jobs.api.score_request",

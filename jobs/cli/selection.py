@@ -64,18 +64,20 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def find(connected: Client, chosen: dict[str, Any], default: tuple[str, ...]) -> Iterator[FoundJob]:
     """The jobs that are selected. `default`: their states if `chosen` has none."""
+    from jobs.store.connection.protocol import iterate_sync
     from jobs.store.find_jobs import find_jobs
 
-    return find_jobs(connected.redis, _selection(chosen, default))
+    return iterate_sync(find_jobs(_selection(chosen, default)), connected.connection)
 
 
 def find_newest(
     connected: Client, chosen: dict[str, Any], default: tuple[str, ...], limit: int
 ) -> Iterator[FoundJob]:
     """The newest `limit` of the same jobs, newest first."""
+    from jobs.store.connection.protocol import iterate_sync
     from jobs.store.find_jobs import newest_jobs
 
-    return newest_jobs(connected.redis, _selection(chosen, default), limit)
+    return iterate_sync(newest_jobs(_selection(chosen, default), limit), connected.connection)
 
 
 def _selection(chosen: dict[str, Any], default: tuple[str, ...]) -> Selection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterable
 from functools import cached_property, partial
 from types import TracebackType
@@ -15,6 +16,7 @@ from jobs.client.aio_session import AsyncSession
 from jobs.client.chat_completions import AsyncChat
 from jobs.client.client import Client
 from jobs.client.job import AsyncJob, AsyncScoreJob, Q, R, for_asyncio, kept_requests
+from jobs.client.run import AsyncRun
 from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
 from jobs.errors import JobError
 from jobs.store.connection.async_driver import AsyncConnection
@@ -75,6 +77,10 @@ class AsyncClient:
     def job(self, job_id: str) -> AsyncJob:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
         return AsyncJob(self.connection, job_id)
+
+    def run(self, run_id: str, results: str | os.PathLike[str] | None = None) -> AsyncRun:
+        """The handle to a run, see `Client.run`. Sends nothing to Redis."""
+        return AsyncRun(self.connection, run_id, results)
 
     async def session(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -13,6 +14,7 @@ from redis import Redis, RedisError
 from jobs.api.params import SessionFields
 from jobs.client.chat_completions import Chat
 from jobs.client.job import Job, Q, R, ScoreJob, kept_requests
+from jobs.client.run import Run
 from jobs.client.serving import ServingCheck
 from jobs.client.session import Session
 from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
@@ -121,6 +123,11 @@ class Client:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis. That of a
         scoring job has a ScoreResult."""
         return Job(self.connection, job_id)
+
+    def run(self, run_id: str, results: str | os.PathLike[str] | None = None) -> Run:
+        """The handle to a run, by its id, whoever submitted its jobs. Sends nothing to Redis.
+        `results`: the folder of the runs, by default $CHATJOBS_RESULTS, then ./results."""
+        return Run(self.connection, run_id, results)
 
     def session(
         self,

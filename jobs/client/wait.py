@@ -24,11 +24,18 @@ GOES_ON = "; it is not cancelled, and can be waited for again"  # after the erro
 
 
 class Ends:
-    """Jobs that are waited for. Each end is published; the state in Redis decides. `close` it."""
+    """Jobs that are waited for. Each end is published; the state in Redis decides. `close` it.
 
-    def __init__(self, job_ids: Iterable[str], timeout: float | None) -> None:
+    `deadline`: of a wait that has begun before, and is limited to `timeout` seconds.
+    """
+
+    def __init__(
+        self, job_ids: Iterable[str], timeout: float | None, deadline: float | None = None
+    ) -> None:
         check_timeout(timeout)
-        self.deadline = None if timeout is None else time.monotonic() + timeout
+        if timeout is not None and deadline is None:
+            deadline = time.monotonic() + timeout
+        self.deadline = deadline
         self._timeout = timeout
         self._due: deque[str] = deque(dict.fromkeys(job_ids))  # their states must be read
         self._total = len(self._due)

@@ -6,25 +6,23 @@ Jobs are found in RQ's queues and registries, in pages; keys are never scanned.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count
 from typing import Any, NamedTuple
-
-from redis import Redis
 
 from jobs import keys
 from jobs.results.outbox import run_of
-from jobs.store.connection.protocol import Steps, command, retry
+from jobs.store.connection.protocol import Emit, Emitting, Steps, command, commands, retry
 from jobs.store.job_state import JobState, Status, parse_state, unknown
 from jobs.store.rq_layout import (
     CHANGING_FIELDS,
     FURTHER_FIELDS,
+    QUEUES_KEY,
     deferred_key,
     job_key,
     parse_time,
     queue_key,
-    queue_names,
+    queues_of,
     registry_key,
     scheduled_key,
     wip_key,
@@ -82,116 +80,127 @@ class FoundJob(NamedTuple):
         return self.state.error.code if self.state.error is not None else None
 
 
-def find_jobs(redis: Redis, wanted: Selection) -> Iterator[FoundJob]:
-    """The jobs of all chatjobs queues that are selected, by queue and state."""
+class _List(NamedTuple):
+    """A list or a sorted set with the ids of jobs that have a state."""
+
+    status: Status
+    read: str  # the command that reads a part of it
+    key: str
+
+    def page(self, start: int, size: int, *, from_end: bool) -> Steps[list[str]]:
+        """The next `size` ids behind the first `start`, or, backwards, before the last ones."""
+        first = -start - size if from_end else start
+        last = first + size - 1
+        found: list[bytes] = yield from retry(command(self.read, self.key, first, last))
+        if from_end:
+            found.reverse()
+        return [member.decode(errors="replace").partition(":")[0] for member in found]
+
+
+def find_jobs(wanted: Selection) -> Emitting[FoundJob]:
+    """Emits the jobs of all chatjobs queues that are selected, by queue and state. A job that
+    another process moves meanwhile may be missed, or found twice."""
     now = time.time()
-    for status, page in _listed(redis, wanted, None):
-        for found in _read(redis, page):
-            if found.state.status is status and _matches(found, wanted, now):
-                yield found
+    for some in (yield from _lists(wanted)):
+        # Waiting jobs leave their list at its head, and would move the pages behind it.
+        from_end = some.read == "lrange"
+        for start in count(0, PAGE):
+            page = yield from some.page(start, PAGE, from_end=from_end)
+            for found in (yield from _read(page)):
+                if found.state.status is some.status and _matches(found, wanted, now):
+                    yield Emit(found)
+            if len(page) < PAGE:
+                break
 
 
-def newest_jobs(redis: Redis, wanted: Selection, limit: int) -> Iterator[FoundJob]:
-    """`limit` of these jobs, beginning with the one that ended, or was enqueued, last. Their times
-    are read first, and then one page of jobs after the other.
+def newest_jobs(wanted: Selection, limit: int) -> Emitting[FoundJob]:
+    """Emits `limit` of these jobs, beginning with the one that ended, or was enqueued, last. Their
+    times are read first, and then one page of jobs after the other.
 
     If all jobs of some states are wanted, the times of at most NEWEST or `limit` jobs in each queue
     and registry are read: of those that were queued last, or that are kept longest.
     """
     now = time.time()
     most = max(NEWEST, limit) if wanted.takes_all else None
-    return islice(_by_time(redis, wanted, now, most), limit)
-
-
-def _by_time(redis: Redis, wanted: Selection, now: float, most: int | None) -> Iterator[FoundJob]:
     since: dict[str, float] = {}
-    for _, page in _listed(redis, wanted, most):
-        since.update(zip(page, _times(redis, page), strict=True))
+    for some in (yield from _lists(wanted)):
+        for start in count(0, PAGE):
+            size = PAGE if most is None else min(PAGE, most - start)
+            if size <= 0:
+                break
+            page = yield from some.page(start, size, from_end=True)
+            since.update(zip(page, (yield from _times(page)), strict=True))
+            if len(page) < size:
+                break
     ids = sorted(since, key=since.__getitem__, reverse=True)
+    left = limit
     for start in range(0, len(ids), PAGE):
-        for found in _read(redis, ids[start : start + PAGE]):
-            if found.state.status in wanted.states and _matches(found, wanted, now):
-                yield found
-
-
-def _listed(
-    redis: Redis, wanted: Selection, most: int | None
-) -> Iterator[tuple[Status, list[str]]]:
-    """The ids in the queues and registries, in pages; with `most`, the last ones of each."""
-    for queue in queue_names(redis):
-        if not keys.is_queue(queue) or wanted.model not in (None, keys.model_of(queue)):
-            continue
-        for status in wanted.states:
-            for page in _pages(redis, queue, status, most):
-                yield status, page
+        for found in (yield from _read(ids[start : start + PAGE])):
+            if left and found.state.status in wanted.states and _matches(found, wanted, now):
+                left -= 1
+                yield Emit(found)
+        if not left:
+            return
 
 
 def read_job(job_id: str) -> Steps[FoundJob]:
     """One job. Raises JobError (not_found)."""
-    values = yield from retry(command("hmget", job_key(job_id), FIELDS))
-    found = _found(job_id, values)
+    (found,) = yield from _read([job_id])
     if found.state.status is Status.UNKNOWN:
         raise unknown(job_id)
     return found
 
 
-def _pages(redis: Any, queue: str, status: Status, most: int | None) -> Iterator[list[str]]:
-    """The ids of the jobs of a queue in this state. A job that moves meanwhile may be missed."""
-    if status is Status.QUEUED:
-        yield from _pages_of(redis.lrange, queue_key(queue), most)
-        yield from _pages_of(redis.lrange, keys.quarantine(queue), most)
-        for tenant in redis.zrange(keys.tenants(queue), 0, -1):
-            if tenant:
-                waiting = keys.tenant_queue(queue, tenant.decode(errors="replace"))
-                yield from _pages_of(redis.lrange, waiting, most)
-    elif status is Status.DEFERRED:
-        yield from _pages_of(redis.zrange, deferred_key(queue), most)
-    elif status is Status.SCHEDULED:
-        yield from _pages_of(redis.zrange, scheduled_key(queue), most)
-    elif status is Status.STARTED:
-        yield from _pages_of(redis.zrange, wip_key(queue), most)
-    elif status is Status.FINISHED:
-        yield from _pages_of(redis.zrange, registry_key(queue, "finished"), most)
-    elif status is Status.FAILED:
-        yield from _pages_of(redis.zrange, registry_key(queue, "failed"), most)
-    else:
-        yield from _pages_of(redis.zrange, registry_key(queue, "canceled"), most)
+def _lists(wanted: Selection) -> Steps[list[_List]]:
+    """The lists and sorted sets in which the jobs of a selection are."""
+    found: list[_List] = []
+    names = yield from retry(command("smembers", QUEUES_KEY))
+    for queue in queues_of(names):
+        if not keys.is_queue(queue) or wanted.model not in (None, keys.model_of(queue)):
+            continue
+        for status in wanted.states:
+            if status is Status.QUEUED:
+                found += yield from _waiting(queue)
+            else:
+                found.append(_List(status, "zrange", _registry(queue, status)))
+    return found
 
 
-def _pages_of(
-    read: Callable[[str, int, int], list[bytes]], key: str, most: int | None
-) -> Iterator[list[str]]:
-    """The ids in a list or a sorted set; with `most`, so many, from its end backwards."""
-    for start in count(0, PAGE):
-        size = PAGE if most is None else min(PAGE, most - start)
-        if size <= 0:
-            return
-        first = start if most is None else -start - size
-        found = read(key, first, first + size - 1)
-        if most is not None:
-            found.reverse()
-        if found:
-            yield [member.decode(errors="replace").partition(":")[0] for member in found]
-        if len(found) < size:
-            return
+def _waiting(queue: str) -> Steps[list[_List]]:
+    """The lists of the jobs that wait in a queue."""
+    tenants = yield from retry(command("zrange", keys.tenants(queue), 0, -1))
+    names = [queue_key(queue), keys.quarantine(queue)]
+    names += [
+        keys.tenant_queue(queue, tenant.decode(errors="replace")) for tenant in tenants if tenant
+    ]
+    return [_List(Status.QUEUED, "lrange", name) for name in names]
 
 
-def _read(redis: Redis, job_ids: list[str]) -> Iterator[FoundJob]:
-    """The jobs, one at a time: their requests may be large."""
-    pipeline = redis.pipeline(transaction=False)
-    for job_id in job_ids:
-        pipeline.hmget(job_key(job_id), FIELDS)
-    for job_id, values in zip(job_ids, pipeline.execute(), strict=True):
-        yield _found(job_id, values)
+def _registry(queue: str, status: Status) -> str:
+    if status is Status.DEFERRED:
+        return deferred_key(queue)
+    if status is Status.SCHEDULED:
+        return scheduled_key(queue)
+    if status is Status.STARTED:
+        return wip_key(queue)
+    if status is Status.FINISHED:
+        return registry_key(queue, "finished")
+    return registry_key(queue, "failed" if status is Status.FAILED else "canceled")
 
 
-def _times(redis: Redis, job_ids: list[str]) -> Iterator[float]:
+def _read(job_ids: list[str]) -> Steps[list[FoundJob]]:
+    if not job_ids:
+        return []
+    replies = yield from retry(commands([("hmget", job_key(job_id), FIELDS) for job_id in job_ids]))
+    return [_found(job_id, values) for job_id, values in zip(job_ids, replies, strict=True)]
+
+
+def _times(job_ids: list[str]) -> Steps[list[float]]:
     """Since when the jobs have their states, as in FoundJob."""
-    pipeline = redis.pipeline(transaction=False)
-    for job_id in job_ids:
-        pipeline.hmget(job_key(job_id), TIMES)
-    for ended_at, enqueued_at in pipeline.execute():
-        yield _since(parse_time(ended_at), parse_time(enqueued_at))
+    if not job_ids:
+        return []
+    replies = yield from retry(commands([("hmget", job_key(job_id), TIMES) for job_id in job_ids]))
+    return [_since(parse_time(ended), parse_time(enqueued)) for ended, enqueued in replies]
 
 
 def _since(ended_at: float | None, enqueued_at: float | None) -> float:

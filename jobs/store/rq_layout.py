@@ -103,8 +103,12 @@ def queue_key(queue: str) -> str:
 
 def queue_names(redis: Redis) -> list[str]:
     """Names of all queues in Redis, sorted."""
-    found: Any = redis.smembers(QUEUES_KEY)
-    names = [key.decode(errors="replace") for key in found]
+    return queues_of(redis.smembers(QUEUES_KEY))
+
+
+def queues_of(members: Any) -> list[str]:
+    """Names of the queues in the set of all queues, sorted."""
+    names = [key.decode(errors="replace") for key in members]
     return sorted(name[len(queue_key("")) :] for name in names if name.startswith(queue_key("")))
 
 

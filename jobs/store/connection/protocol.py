@@ -33,6 +33,7 @@ from jobs.store.connection.live import Mailbox
 from jobs.store.damage import Damage, Damaged, type_of, typed_wrongly
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 RECONNECT_SECONDS = 30.0  # how long `retry` tries while Redis can't be reached
 PAUSE_SECONDS = 0.2  # between two tries
@@ -144,6 +145,26 @@ def retry(call: Call, deadline: float | None = None) -> Steps[Any]:
             if hopeless or now > min(give_up, deadline or give_up):
                 raise
         yield sleep(PAUSE_SECONDS)
+
+
+def collect(steps: Emitting[T], keep: Callable[[T], U]) -> Steps[list[U]]:
+    """What `keep` makes of each value that steps emit."""
+    kept: list[U] = []
+    reply: Any = None
+    failure: redis.RedisError | None = None
+    while True:
+        try:
+            item = steps.send(reply) if failure is None else steps.throw(failure)
+        except StopIteration:
+            return kept
+        reply = failure = None
+        if isinstance(item, Emit):
+            kept.append(keep(item.value))
+            continue
+        try:
+            reply = yield item
+        except redis.RedisError as error:
+            failure = error
 
 
 def read_damage(

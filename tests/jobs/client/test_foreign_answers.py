@@ -11,6 +11,7 @@ import pytest
 
 from jobs import AsyncClient, Client, Job, JobError, keys
 from jobs.results.failures import parse_failures
+from jobs.store.connection.protocol import iterate_sync
 from jobs.store.find_jobs import Selection, find_jobs
 from jobs.store.job_state import Status
 from jobs.store.rq_layout import FAILURES, job_key, results_key
@@ -66,7 +67,7 @@ def test_foreign_failures_and_errors_do_not_end_a_list_of_jobs(client: Client) -
     for at in ("NaN", "Infinity", "1e300", "-1", "1" + "0" * 400):
         assert parse_failures(f"[{one % at}]".encode()) == []
     client.redis.hset(job_key(job.id), mapping={FAILURES: "x", "chatjobs_error": "[" * 100_000})
-    (found,) = find_jobs(client.redis, Selection((Status.QUEUED,)))
+    (found,) = iterate_sync(find_jobs(Selection((Status.QUEUED,))), client.connection)
     assert found.code == "internal"
 
 
