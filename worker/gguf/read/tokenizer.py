@@ -132,22 +132,26 @@ def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]
     }
 
 
-def _merges(vocabulary: Vocabulary, scores: list[float]) -> list[list[str]]:
-    """Every pair of tokens that join to a token, the best score of the joined token first."""
-    joining = {Kind.NORMAL, Kind.USER_DEFINED, Kind.UNUSED, Kind.UNDEFINED}
+def _merges(vocabulary: Vocabulary, scores: list[float]) -> list[tuple[str, str]]:
+    """Every pair of tokens that join to a token, the best score of the joined token first, then its
+    lowest id, then the lowest id of the left one."""
+    joining = {int(kind) for kind in (Kind.NORMAL, Kind.USER_DEFINED, Kind.UNUSED, Kind.UNDEFINED)}
     ids = {
         token: index
-        for index, token in enumerate(vocabulary.tokens)
-        if vocabulary.kinds[index] in joining
+        for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
+        if kind in joining
     }
-    found = []
-    for token, index in ids.items():
-        for at in range(1, len(token)):
-            left, right = token[:at], token[at:]
-            if left in ids and right in ids:
-                found.append((-scores[index], index, ids[left], left, right))
-    found.sort(key=lambda merge: merge[:3])
-    return [[left, right] for *_, left, right in found]
+    merges: list[tuple[str, str]] = []
+    for token, _ in sorted(ids.items(), key=lambda one: (-scores[one[1]], one[1])):
+        pairs = [
+            (ids[left], left, right)
+            for at in range(1, len(token))
+            if (left := token[:at]) in ids and (right := token[at:]) in ids
+        ]
+        if len(pairs) > 1:
+            pairs.sort()
+        merges += [(left, right) for _, left, right in pairs]
+    return merges
 
 
 def _added_tokens(metadata: Metadata, vocabulary: Vocabulary) -> list[dict[str, Any]]:
