@@ -47,7 +47,7 @@ sys.dont_write_bytecode = False
 
 HERE = Path(__file__).parent
 # Their tests wait for processes most of the time; those of other folders of `worker` compute.
-WAITING = {"queue", "record"}
+WAITING = {"queue"}
 # Files of half a minute and more, in which they mostly wait: they start first, so that none runs
 # alone at the end.
 LONGEST = {

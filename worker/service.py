@@ -13,6 +13,10 @@ from pathlib import Path
 import redis
 
 from jobs.errors import JobError, invalid
+from jobs.record.folder import claim_folder
+from jobs.record.last_rows import write_last_rows
+from jobs.record.recorder import PART_SECONDS, Recorder
+from jobs.signals import StopSignals
 from jobs.store.connection.connect import check_server, connect, redis_failure
 from jobs.store.control import Control
 from jobs.store.eviction import eviction
@@ -40,10 +44,6 @@ from worker.queue.served import Served
 from worker.queue.stages import Stages
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
-from worker.record.folder import claim_folder
-from worker.record.last_rows import write_last_rows
-from worker.record.recorder import PART_SECONDS, Recorder
-from worker.signals import StopSignals
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def serve(
             grace=grace,
             on_idle=recorder.wake if recorder else lambda: None,
         )
-        with StopSignals(loop):
+        with StopSignals(loop, "its jobs go to other workers when its lease expires"):
             if recorder:
                 recorder.start()
             logger.info("worker %s serves %s", name, ", ".join(model.name for model in models))

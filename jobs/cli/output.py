@@ -96,6 +96,16 @@ class LogFormatter(logging.Formatter):
         return printable(super().format(record), err=True)
 
 
+def log_to_stderr(*, quiet: bool) -> None:
+    """Log to stderr: this project from INFO, or with `quiet` from WARNING like all libraries."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
+    if not quiet:
+        for package in ("jobs", "worker"):
+            logging.getLogger(package).setLevel(logging.INFO)
+
+
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

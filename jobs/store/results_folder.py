@@ -1,6 +1,6 @@
 """The results folder that the workers of one Redis share: its id, in a file there and in Redis.
 
-Workers claim it (`worker/record/folder.py`); the command line compares a folder with it. Owns the
+Workers claim it (`jobs/record/folder.py`); the command line compares a folder with it. Owns the
 key in Redis.
 """
 

@@ -13,12 +13,12 @@ import pytest
 from jobs import JobError, keys
 from jobs.client.job import Job
 from jobs.embedded import EmbeddedRedis
+from jobs.record import last_rows
+from jobs.record.last_rows import ROWS_SECONDS
+from jobs.signals import EXIT_ABORTED
 from tests.worker.site import PATIENCE, Site, WorkerProcess, wait_until
 from worker.queue.lease_keeper import EXIT_HUNG
-from worker.record import last_rows
-from worker.record.last_rows import ROWS_SECONDS
 from worker.service import GRACE_SECONDS
-from worker.signals import EXIT_ABORTED
 
 KUBERNETES_SECONDS = 30.0  # from SIGTERM to SIGKILL, by default
 

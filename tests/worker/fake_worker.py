@@ -19,12 +19,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jobs import JobError
+from jobs import JobError, signals
+from jobs.record import recorder
 from tests.worker.fake_backend import FakeBackend
-from worker import signals
 from worker.backend import Backend
 from worker.model_spec import ModelSpec
-from worker.record import recorder
 from worker.service import serve
 
 

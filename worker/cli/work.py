@@ -5,7 +5,6 @@ torch, redis and pyarrow are imported inside the command, so that `--help` stays
 
 from __future__ import annotations
 
-import logging
 from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
@@ -13,7 +12,8 @@ from shlex import quote
 import click
 
 from jobs.cli.options import Seconds, check_server, is_embedded, quiet_option, results_option
-from jobs.cli.output import LogFormatter, echo
+from jobs.cli.output import echo, log_to_stderr
+from jobs.cli.stderr import keep_writing
 from worker.cli.options import (
     MOST_DRAFT_TOKENS,
     TOOL_PARSERS,
@@ -29,7 +29,6 @@ from worker.cli.options import (
     template_option,
 )
 from worker.cli.private_redis import private_redis, private_redis_hint
-from worker.cli.stderr import keep_writing
 from worker.model_spec import ModelSpec
 
 
@@ -227,7 +226,11 @@ def work(
     from worker.host.engine_host import EngineHost
     from worker.service import serve
 
-    _configure_logging(quiet)
+    log_to_stderr(quiet=quiet)
+    if quiet:
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        disable_progress_bars()
     with ExitStack() as stack:
         if is_embedded(redis_url):
             url = stack.enter_context(private_redis(redis_url, records=not no_record))
@@ -250,19 +253,6 @@ def work(
             serve(backend, specs, redis_url=url, results=folder, grace=grace, burst=burst)
         except JobError as error:
             raise refusal(error) from None
-
-
-def _configure_logging(quiet: bool) -> None:
-    """Log to stderr: the worker from INFO, or with `quiet` from WARNING like all libraries."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(handlers=[handler])
-    if quiet:
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-
-        disable_progress_bars()
-    else:
-        logging.getLogger("worker").setLevel(logging.INFO)
 
 
 def _is_given(option: str) -> bool:

@@ -15,6 +15,8 @@ import rq
 
 from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
+from jobs.record.folder import ResultsFolder
+from jobs.record.recorder import Recorder
 from jobs.store.claimed_job import ClaimedJob
 from jobs.store.connection.protocol import run_sync
 from jobs.store.expiry import SECONDS_WHEN_FULL
@@ -34,8 +36,6 @@ from tests.worker.queue.rq_jobs import fetch
 from tests.worker.queue.test_job_store import claim, ended
 from tests.worker.site import PATIENCE, Site, wait_until
 from worker.queue.loop import LEASE_SECONDS
-from worker.record.folder import ResultsFolder
-from worker.record.recorder import Recorder
 
 
 @contextmanager

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from jobs import keys
+from jobs.record import recorder as module
+from jobs.record.disk_faults import explain
 from tests.disks import Disk
-from tests.worker.record.outboxes import RUN, fill, numbers
-from tests.worker.record.status import assert_rows_wait, errors, status, write_one
+from tests.jobs.record.outboxes import RUN, fill, numbers
+from tests.jobs.record.status import assert_rows_wait, errors, status, write_one
 from tests.worker.site import PATIENCE, Site, wait_until
-from worker.record import recorder as module
-from worker.record.disk_faults import explain
 
 ADVICE = {"full": "No space left on device: free space", "read-only": "mount it for writing"}
 

@@ -6,11 +6,19 @@ from typing import Any
 
 import pytest
 
+from jobs.record.folder import claim_folder
+from jobs.record.recorder import Recorder
 from jobs.store.connection.connect import connect
 from tests.disks import Disk
 from tests.worker.site import PATIENCE, Site
-from worker.record.folder import claim_folder
-from worker.record.recorder import Recorder
+
+
+@pytest.fixture
+def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
+    """An empty Redis and an empty results folder."""
+    site = Site(redis_url, tmp_path / "results")
+    yield site
+    site.close()
 
 
 @pytest.fixture

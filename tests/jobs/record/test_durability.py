@@ -13,7 +13,7 @@ from jobs import keys
 from jobs.embedded import EmbeddedRedis
 from jobs.store import durable
 from jobs.store.durable import NotDurable, wait_until_durable
-from tests.worker.record.outboxes import RUN, fill, numbers, plan_next
+from tests.jobs.record.outboxes import RUN, fill, numbers, plan_next
 from tests.worker.site import PATIENCE, Site
 
 

@@ -18,6 +18,7 @@ import redis
 
 from jobs import keys
 from jobs.errors import JobError
+from jobs.record.disk_faults import FolderLost, explain, is_full
 from jobs.store.results_folder import (
     ID_FILE,
     FolderRecord,
@@ -26,7 +27,6 @@ from jobs.store.results_folder import (
     read_record,
     replace_record,
 )
-from worker.record.disk_faults import FolderLost, explain, is_full
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
-"""Stops a worker on SIGTERM and SIGINT, whatever its threads are doing.
+"""Stops a process on SIGTERM and SIGINT, whatever its threads are doing.
 
-Python runs signal handlers on the main thread, which may be blocked in the start of a job. So a
+Python runs signal handlers on the main thread, which may be blocked, as in the start of a job. So a
 thread of this module receives the signals: Python's handler in C writes each to a socket. While
-foreign code blocks Python, no thread reads it: lease_keeper.py ends such a process after a time.
+foreign code blocks Python, no thread reads it: a worker's lease keeper ends such a process.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class Stoppable(Protocol):
 
 class StopSignals:
     """A context in which the signals stop `target`. If the process is still in it some seconds
-    after the second signal, it ends without clean-up. Enter on the main thread."""
+    after the second signal, it ends without clean-up, and logs `left`: what becomes of its work.
+    Enter on the main thread."""
 
-    def __init__(self, target: Stoppable) -> None:
-        self._target = target
+    def __init__(self, target: Stoppable, left: str) -> None:
+        self._target, self._left_work = target, left
         self._left = threading.Event()
         self._before: dict[int, Any] = {}
 
@@ -71,8 +72,6 @@ class StopSignals:
             self._target.request_stop()
             if self._target.aborted and not self._left.wait(ABORT_SECONDS):
                 logger.warning(
-                    "the worker did not stop within %g s: its jobs go to other workers when its "
-                    "lease expires",
-                    ABORT_SECONDS,
+                    "the process did not stop within %g s: %s", ABORT_SECONDS, self._left_work
                 )
                 os._exit(EXIT_ABORTED)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from jobs import JobError, keys
+from jobs.record import recorder as module
 from jobs.store.results_folder import ID_FILE
 from tests.disks import Disk
-from tests.worker.record.outboxes import RUN, fill
-from tests.worker.record.status import assert_rows_wait, status, write_one
+from tests.jobs.record.outboxes import RUN, fill
+from tests.jobs.record.status import assert_rows_wait, status, write_one
 from tests.worker.site import PATIENCE, Site, wait_until
-from worker.record import recorder as module
 
 
 def test_rows_wait_while_the_disk_is_unmounted(site: Site, make_disk: Callable[..., Disk]) -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from jobs import keys
 from jobs.operations import rows_of
+from jobs.record import recorder as module
 from jobs.results.files import write_part
 from jobs.store.results_folder import ID_FILE
-from tests.worker.record.outboxes import RUN, files, fill, numbers, plan_next
+from tests.jobs.record.outboxes import RUN, files, fill, numbers, plan_next
 from tests.worker.site import PATIENCE, Site, wait_until
-from worker.record import recorder as module
 
 # --- parts ----------------------------------------------------------------------------------------
 

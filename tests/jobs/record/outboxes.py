@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 
 from jobs import keys
+from jobs.record.recorder import Recorder
 from jobs.results import outbox
 from jobs.store.part_plans import Plan
 from tests.worker.site import Site
-from worker.record.recorder import Recorder
 
 RUN = "r1"
 

@@ -17,8 +17,8 @@ from redis.retry import Retry
 
 from jobs import AsyncClient, JobError, keys
 from jobs.store.durable import read_persistence
+from tests.jobs.record.outboxes import RUN
 from tests.servers import BINARIES, Server
-from tests.worker.record.outboxes import RUN
 from tests.worker.site import Site, wait_until
 
 pytestmark = pytest.mark.skipif(

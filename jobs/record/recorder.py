@@ -24,6 +24,8 @@ from redis.retry import Retry
 from jobs.embedded import HASH_BYTES
 from jobs.keys import RUN_ID
 from jobs.operations import rows_of
+from jobs.record.disk_faults import explain, fails_all
+from jobs.record.folder import ResultsFolder
 from jobs.results import outbox
 from jobs.results.files import RUN_FILE, SAMPLES, TEMPORARY, table_of, write_part, write_run_card
 from jobs.results.rows import Row
@@ -31,8 +33,6 @@ from jobs.store.backlog import read_unwritten
 from jobs.store.damage import Damaged, causes
 from jobs.store.durable import NotDurable, read_persistence, wait_until_durable
 from jobs.store.part_plans import Look, PartPlans, Plan, RecorderLock
-from worker.record.disk_faults import explain, fails_all
-from worker.record.folder import ResultsFolder
 
 logger = logging.getLogger(__name__)
 

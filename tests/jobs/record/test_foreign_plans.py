@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs import keys
-from tests.worker.record.outboxes import fill, numbers
+from tests.jobs.record.outboxes import fill, numbers
 from tests.worker.site import PATIENCE, Site, wait_until
 
 

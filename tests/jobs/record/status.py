@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from jobs.cli import build
 from jobs.client.job import Job
 from jobs.errors import WaitTimeout
-from tests.worker.record.outboxes import RUN
+from tests.jobs.record.outboxes import RUN
 from tests.worker.site import PATIENCE, Site, wait_until
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from jobs import JobError, keys
+from jobs.record.folder import claim_folder
 from jobs.store.results_folder import ID_FILE, read_id
 from tests.worker.site import Site
-from worker.record.folder import claim_folder
 
 
 def test_a_worker_with_another_folder_refuses_to_start_and_names_both(

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import redis
 
+from jobs.record.recorder import Recorder
 from jobs.store.backlog import any_records, read_unwritten
 from jobs.store.connection.connect import connect, limit_waits
 from jobs.store.worker_status import read_workers
-from worker.record.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
