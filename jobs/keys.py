@@ -24,6 +24,7 @@ WORKERS = "chatjobs:workers"  # sorted set: workers, by the end of their lease i
 STOPPING = "chatjobs:stopping"  # set: workers that have announced their end
 REAPER = "chatjobs:reaper"  # the worker that returns the jobs of dead ones now; expires
 RECORDER = "chatjobs:recorder"  # the recorder that has looked at the outboxes last; expires
+RECORDERS = "chatjobs:recorders"  # sorted set: recorder processes, by the end of their status in ms
 BACKLOG = "chatjobs:backlog"  # hash: rows and bytes in all outboxes, as counted last; expires
 WANTED = "chatjobs:wanted"  # set: runs whose rows somebody waits for; they are written at once
 RESULTS = "chatjobs:results"  # JSON: id, host and path of the results folder of all workers
@@ -191,6 +192,11 @@ def parts(run: str) -> str:
 def worker(name: str) -> str:
     """The status of a worker, as JSON; expires soon if the worker does not renew it."""
     return f"chatjobs:worker:{name}"
+
+
+def recorder(name: str) -> str:
+    """The status of a recorder process, as JSON; expires soon if it does not renew it."""
+    return f"chatjobs:recorder:{name}"
 
 
 def started(name: str) -> str:

@@ -19,7 +19,7 @@ from jobs.record.recorder import PART_SECONDS, Recorder
 from jobs.signals import StopSignals
 from jobs.store.connection.connect import check_server, connect, redis_failure
 from jobs.store.control import Control
-from jobs.store.eviction import eviction
+from jobs.store.eviction import check_eviction
 from jobs.store.job_store import JobStore
 from jobs.store.presence import Presence
 from jobs.store.rights import check_rights
@@ -74,7 +74,8 @@ def serve(
     """
     client = connect(redis_url)
     try:
-        _check_redis(client)
+        check_server(client)
+        check_eviction(client)
         check_rights(client)
         folder = None if results is None else claim_folder(client, results)
         name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -176,10 +177,3 @@ def _load(backend: Backend, specs: Sequence[ModelSpec]) -> list[ModelInfo]:
         )
         loaded.append(info)
     return loaded
-
-
-def _check_redis(client: redis.Redis) -> None:
-    """Raise an error if Redis does not reply, is too old or a Cluster, or may evict keys."""
-    check_server(client)
-    if reason := eviction(client.info("memory")):
-        raise JobError("unavailable", reason)

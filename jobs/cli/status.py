@@ -24,7 +24,7 @@ LONG_SECONDS = 60.0  # rows that wait longer are mentioned; usually it is half o
 
 
 class CannotWrite(Failure):
-    """A worker can't write rows."""
+    """A worker or a recorder can't write rows."""
 
     code = "unwritten_rows"
 
@@ -44,15 +44,16 @@ class Unhealthy(Failure):
 @json_option
 @redis_option
 def status(host: str | None, as_json: bool, redis_url: str) -> None:
-    """Show workers, their models and memory, those that still load, queue lengths, rows that wait
-    for Parquet, and whether Redis may evict keys.
+    """Show workers, their models and memory, those that still load, recorders, queue lengths, rows
+    that wait for Parquet, and whether Redis may evict keys.
 
-    Exit code 1 if a worker can't write rows, or if values in Redis can't be read.
+    Exit code 1 if rows can't be written, or if values in Redis can't be read.
     """
     from jobs.store.backlog import Unwritten, any_records, read_unwritten, recording_faults
     from jobs.store.damage import find_damage
     from jobs.store.eviction import read_eviction
     from jobs.store.queue_depths import read_queues
+    from jobs.store.recorders import read_recorders
     from jobs.store.rq_layout import QUEUES_KEY
     from jobs.store.worker_status import Published, published
 
@@ -60,6 +61,7 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
         damaged = find_damage(redis)
         wrong = {one.key for one in damaged}
         workers = Published([], [], []) if keys.WORKERS in wrong else published(redis)
+        recorders = [] if keys.RECORDERS in wrong else read_recorders(redis)
         lengths = [] if QUEUES_KEY in wrong else read_queues(redis)
         rows = Unwritten({}) if keys.OUTBOXES in wrong else read_unwritten(redis)
         eviction = read_eviction(redis)
@@ -68,11 +70,12 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
     running.sort(key=_started_at, reverse=True)
     for queue in lengths:
         queue["workers"] = workers.serve(queue["model"], queue["func"])
-    recorded = any_records(running)
+    recorded = any_records([*running, *recorders])
     if host is not None:
         running = [worker for worker in running if worker["host"] == host]
         loading = [worker for worker in loading if worker["host"] == host]
-    faults = recording_faults(running)
+        recorders = [recorder for recorder in recorders if recorder["host"] == host]
+    faults = recording_faults([*running, *recorders])
     if as_json:
         found = [one._asdict() for one in damaged]
         waiting = {"waiting": rows.count, "oldest_s": round(rows.oldest, 1), "runs": rows.runs}
@@ -81,6 +84,7 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
             {
                 "workers": running,
                 "loading": [_loader(worker) for worker in loading],
+                "recorders": recorders,
                 "queues": lengths,
                 "rows": waiting,
                 "damaged": found,
@@ -91,7 +95,12 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
         _print_tables(running, loading, lengths, workers, host)
         if eviction and not any(worker["paused"] == eviction for worker in running):
             echo(f"{eviction}; until then, workers and submits are refused", err=True)
-        _print_rows(rows, faults, recorded)
+        for recorder in recorders:
+            place = f"{recorder['host']}:{recorder['results']['path']}"
+            echo(f"recorder {recorder['name']} writes rows to {place}")
+        kinds = {one["name"]: "recorder" for one in recorders}
+        named = {f"{kinds.get(name, 'worker')} {name}": why for name, why in faults.items()}
+        _print_rows(rows, named, recorded)
     if host is not None and not running:
         raise NotFound(
             f"no worker on host {host} serves yet: {'; '.join(map(_loads, loading))}"
@@ -103,8 +112,9 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
         why = "; ".join(sorted({worker["paused"] for worker in sick}))
         raise Unhealthy(f"all workers on host {host} claim no jobs until one works: {why}")
     if faults and host is None:  # a restart, which follows from --host, would mend nothing
+        kind = "recorder" if faults.keys() <= {one["name"] for one in recorders} else "worker"
         raise CannotWrite(
-            f"{counted(len(faults), 'worker')} can't write rows; {rows_wait(rows)}",
+            f"{counted(len(faults), kind)} can't write rows; {rows_wait(rows)}",
             lines=[f"{name}: {why}" for name, why in faults.items()] if as_json else (),
         )
     if damaged:
@@ -117,9 +127,10 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
 def _print_rows(rows: Unwritten, faults: Mapping[str, str], recorded: bool) -> None:
     """Print why rows wait, unless they wait only for more rows, to share a file."""
     for name, why in faults.items():
-        echo(f"worker {name} can't write rows: {why}", err=True)
+        echo(f"{name} can't write rows: {why}", err=True)
     if rows.count and not faults and (not recorded or rows.oldest > LONG_SECONDS):
-        why = "" if recorded else "; no running worker writes rows: start one with --results DIR"
+        start = "; no running worker writes rows: start one with --results DIR, or chatjobs record"
+        why = "" if recorded else start
         echo(f"{rows_wait(rows)}{why}", err=True)
 
 

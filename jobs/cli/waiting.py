@@ -97,15 +97,19 @@ class WaitNotice:
 def reason_of_rows(connection: Connection, rows: Rows) -> str:
     """Return why rows are not written yet; "" if they are."""
     from jobs.store.backlog import any_records, read_unwritten, recording_faults
+    from jobs.store.recorders import read_recorders
     from jobs.store.worker_status import read_workers
 
     waiting = read_unwritten(connection.redis, rows.runs)
     if not waiting.count:
         return ""
-    workers = read_workers(connection.redis)
-    if not any_records(workers):
-        return f"{rows_wait(waiting)}: no running worker writes rows (chatjobs work --results DIR)"
-    faults = recording_faults(workers)
+    processes = [*read_workers(connection.redis), *read_recorders(connection.redis)]
+    if not any_records(processes):
+        return (
+            f"{rows_wait(waiting)}: no running worker writes rows (chatjobs work, or chatjobs "
+            "record, with --results DIR)"
+        )
+    faults = recording_faults(processes)
     if faults:
         return f"{rows_wait(waiting)}: {'; '.join(sorted(set(faults.values())))}"
     return f"the rows of {', '.join(waiting.runs)} are being written"

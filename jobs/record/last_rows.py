@@ -11,6 +11,7 @@ import redis
 from jobs.record.recorder import Recorder
 from jobs.store.backlog import any_records, read_unwritten
 from jobs.store.connection.connect import connect, limit_waits
+from jobs.store.recorders import read_recorders
 from jobs.store.worker_status import read_workers
 
 logger = logging.getLogger(__name__)
@@ -42,26 +43,33 @@ def write_last_rows(
         return loop.aborted or time.monotonic() >= limit
 
     written = recorder.finish(over, with_others=burst)
+    return log_left(recorder, redis_url, written=written) or written
+
+
+def log_left(recorder: Recorder, redis_url: str | None, *, written: bool) -> bool:
+    """Log how many rows are left in Redis by a recorder that has finished, and who writes them.
+    True if none are. `written`: by `Recorder.finish`."""
     fault = recorder.state["error"]
     try:
         left, others = _left(redis_url)
     except redis.RedisError as error:
         if not written:
             logger.warning("Redis fails (%s): the rows that it holds are written later", error)
-        return written
+        return False
     if not left:
         return True
     if not written and fault:
-        logger.error("rows left in Redis until a worker can write them: %d (%s)", left, fault)
+        logger.error("rows left in Redis until they can be written: %d (%s)", left, fault)
     elif written or others:
-        logger.info("rows left in Redis, which the other workers write: %d", left)
+        logger.info("rows left in Redis, which the other recorders write: %d", left)
     else:
-        logger.warning("rows left in Redis, which the next worker writes: %d", left)
-    return written
+        logger.warning("rows left in Redis, which the next recorder writes: %d", left)
+    return False
 
 
 def _left(redis_url: str | None) -> tuple[int, bool]:
-    """The number of rows in Redis, and whether other workers write rows."""
+    """The number of rows in Redis, and whether other recorders write rows."""
     with connect(redis_url) as client:
         limit_waits(client, ASK_SECONDS)
-        return read_unwritten(client).count, any_records(read_workers(client))
+        processes = [*read_workers(client), *read_recorders(client)]
+        return read_unwritten(client).count, any_records(processes)

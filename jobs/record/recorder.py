@@ -201,7 +201,7 @@ class Recorder:
             found = read_unwritten(self._redis)
             waiting = f" (they are {found.count}, the first one for {found.oldest:.0f} s)"
         logger.error(
-            "rows can't be written and stay in Redis%s: %s; the worker tries again every %g s",
+            "rows can't be written and stay in Redis%s: %s; the next try is in %g s",
             waiting,
             fault,
             WRITE_RETRY_SECONDS,

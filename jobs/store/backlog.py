@@ -128,17 +128,19 @@ def _entry_id(text: bytes) -> EntryId:
     return int(milliseconds), int(number)
 
 
-def recording_faults(workers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The faults that keep workers from writing rows, by worker. `workers`: their status."""
+def recording_faults(processes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The faults that keep processes from writing rows, by name. `processes`: the status of workers
+    and recorders."""
     found = {}
-    for worker in workers:
-        results = worker.get("results")
+    for process in processes:
+        results = process.get("results")
         error = results.get("error") if isinstance(results, dict) else None
         if isinstance(error, str) and error:
-            found[str(worker["name"])] = error
+            found[str(process["name"])] = error
     return found
 
 
-def any_records(workers: Iterable[Mapping[str, Any]]) -> bool:
-    """True if a worker has a results folder, or is of an older version, which does not say so."""
-    return any(worker.get("results", {}) is not None for worker in workers)
+def any_records(processes: Iterable[Mapping[str, Any]]) -> bool:
+    """True if a worker or a recorder has a results folder, or a worker is of an older version,
+    which does not say so."""
+    return any(process.get("results", {}) is not None for process in processes)

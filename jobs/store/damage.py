@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 # The type of each key. A pattern matches the whole key; RQ's keys are those that chatjobs changes.
 _TYPES = (
-    (r"chatjobs:(workers|deadlines|tenants:.*|started:.*)", "zset"),
+    (r"chatjobs:(workers|recorders|deadlines|tenants:.*|started:.*)", "zset"),
     (r"chatjobs:(outboxes|stopping|wanted|tenant-running:.*)", "set"),
     (r"chatjobs:(limits|open-bytes|tenant-jobs|backlog|rows:.*|parts:.*|\{.*\}:session)", "hash"),
     (r"chatjobs:custom-ids:.*", "hash"),
     (r"chatjobs:(tenant:.*|quarantine:.*|wake(?:-worker)?:.*|\{.*\}:(turns|open))", "list"),
     (r"chatjobs:(outbox:.*|\{.*\}:log)", "stream"),
     (r"chatjobs:(reaper|recorder|results|next-row:.*|producer:.*)", "string"),
-    (r"chatjobs:(upkeep:.*|worker:.*|quarantine-worker:.*)", "string"),
+    (r"chatjobs:(upkeep:.*|worker:.*|recorder:.*|quarantine-worker:.*)", "string"),
     (r"rq:(wip|scheduled|deferred|finished|failed|canceled|executions):.*", "zset"),
     (r"rq:results:.*", "stream"),
     (r"rq:(queues|workers)", "set"),
@@ -41,6 +41,7 @@ _SHARED = (
     keys.STOPPING,
     keys.REAPER,
     keys.RECORDER,
+    keys.RECORDERS,
     keys.BACKLOG,
     keys.OUTBOXES,
     keys.WANTED,
@@ -174,6 +175,7 @@ def _of_parts(client: redis.Redis, damaged: set[str], queues: Iterable[str]) -> 
     readers: Any = (
         (keys.OUTBOXES, client.smembers, (keys.outbox, keys.parts)),
         (keys.WORKERS, lambda key: client.zrange(key, 0, -1), (keys.started, keys.worker)),
+        (keys.RECORDERS, lambda key: client.zrange(key, 0, -1), (keys.recorder,)),
     )
     for key, read, of_part in readers:
         for name in () if key in damaged else read(key):

@@ -39,6 +39,12 @@ def read_eviction(redis: Redis) -> str:
     return eviction(memory)
 
 
+def check_eviction(redis: Redis) -> None:
+    """Raises JobError if Redis may evict keys, and redis.RedisError."""
+    if reason := eviction(redis.info("memory")):
+        raise JobError("unavailable", reason)
+
+
 class EvictionCheck:
     """Refuses submits while Redis may evict keys. May be shared by threads."""
 

@@ -1,15 +1,15 @@
-"""Checks at start that the Redis user of a worker has the rights that workers need.
+"""Checks at start that the Redis user of a worker, or a recorder, has the rights that it needs.
 
-Otherwise the first job that needs a missing right would find it, or nobody would, if it is that of
-a channel. Each command is tried on keys of its own, which are deleted at once, since a user may not
-ask Redis about its rights.
+Otherwise the first job or row that needs a missing right would find it, or nobody would, if it is
+that of a channel. Each command is tried on keys of its own, which are deleted at once, since a user
+may not ask Redis about its rights.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -56,6 +56,19 @@ COMMANDS = (
     *("PUBLISH chatjobs:{probe}:live 1", "TIME"),
 )
 
+# Those among them that a recorder process sends.
+RECORDER_COMMANDS = tuple(
+    command
+    for command in COMMANDS
+    if command.split()[0]
+    in {
+        *("DEL", "EXISTS", "PEXPIRE", "PTTL", "TYPE", "GET", "MGET", "SET", "PUBLISH", "TIME"),
+        *("HDEL", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HSET"),
+        *("SCARD", "SMEMBERS", "SREM", "XDEL", "XLEN", "XRANGE", "XREVRANGE"),
+        *("ZADD", "ZRANGE", "ZRANGEBYSCORE", "ZREM"),
+    }
+)
+
 
 class ProbeKeys(NamedTuple):
     key: str
@@ -63,30 +76,45 @@ class ProbeKeys(NamedTuple):
 
 
 def check_rights(client: redis.Redis) -> None:
-    """Raises JobError, naming the rights, if the user of this connection lacks some. Raises
-    redis.RedisError."""
-    missing = dict.fromkeys([*_missing_of_keys(client), *_missing_of_channels(client)])
+    """Raises JobError, naming the rights, if the user of this connection lacks some that a worker
+    needs. Raises redis.RedisError."""
+    missing = [
+        *_missing_of_keys(client, ("chatjobs:", "rq:"), COMMANDS),
+        *_missing_of_channels(client),
+    ]
+    _refuse(client, "a worker", missing)
+
+
+def check_recorder_rights(client: redis.Redis) -> None:
+    """`check_rights` of a recorder process."""
+    _refuse(client, "a recorder", [*_missing_of_keys(client, ("chatjobs:",), RECORDER_COMMANDS)])
+
+
+def _refuse(client: redis.Redis, who: str, missing: Sequence[str]) -> None:
+    """Raise JobError if rights are missing."""
     if missing:
-        user, rights = user_name(client), " ".join(missing)
+        user, rights = user_name(client), " ".join(dict.fromkeys(missing))
         raise JobError(
             "unavailable",
-            f"the Redis user '{user}' lacks rights that a worker needs ({rights}): grant them (ACL "
+            f"the Redis user '{user}' lacks rights that {who} needs ({rights}): grant them (ACL "
             f"SETUSER {user} {rights}), or give --redis the user for workers (docs/operations.md, "
             "Users)",
         )
 
 
-def _missing_of_keys(client: redis.Redis) -> Iterable[str]:
+def _missing_of_keys(
+    client: redis.Redis, prefixes: Sequence[str], commands: Sequence[str]
+) -> Iterable[str]:
     probe = client.register_script(PROBE)
-    for prefix in ("chatjobs:", "rq:"):
+    for prefix in prefixes:
         name = f"{prefix}probe-{uuid.uuid4().hex}"
         try:
-            refused: Any = probe(keys=ProbeKeys(name, f"{name}-2"), args=COMMANDS)
+            refused: Any = probe(keys=ProbeKeys(name, f"{name}-2"), args=commands)
         except NoPermissionError as error:
             yield _right(str(error), f"~{prefix}*")
             continue
         for number, reason in refused:
-            of_channel = COMMANDS[number - 1].startswith("PUBLISH")
+            of_channel = commands[number - 1].startswith("PUBLISH")
             yield _right(reason.decode(), "&chatjobs:*" if of_channel else f"~{prefix}*")
 
 

@@ -159,7 +159,7 @@ def test_a_worker_that_stops_leaves_the_rows_of_the_others_to_them(
             finally:
                 stopped.set()
                 producer.join()
-            assert "which the other workers write" in worker.output
+            assert "which the other recorders write" in worker.output
             assert "ERROR" not in worker.output and "WARNING" not in worker.output
             wait_until(lambda: not busy.redis.exists(keys.OUTBOXES))
             assert other.stop() == 0
@@ -173,7 +173,7 @@ def test_a_worker_whose_rows_can_not_be_written_stops_and_says_so(site: Site) ->
     (site.folder / "default").write_text("in the way")
     site.submit("one").result(timeout=PATIENCE)
     assert worker.stop() == 0  # the row is in Redis
-    assert "rows left in Redis until a worker can write them: 1 (" in worker.output
+    assert "rows left in Redis until they can be written: 1 (" in worker.output
     assert str(site.folder / "default") in worker.output
     (site.folder / "default").unlink()
     site.burst()

@@ -20,6 +20,7 @@ from rq.command import send_shutdown_command
 from jobs import AsyncClient, Client, JobError, keys
 from jobs.cli import build
 from jobs.embedded import EmbeddedRedis
+from jobs.record.process import record
 from jobs.store.rights import COMMANDS
 from tests.listener import Listener
 from tests.worker.fake_backend import text_of
@@ -322,3 +323,16 @@ def test_a_missing_file_of_an_authority_is_not_a_missing_server(proxy: Listener)
     assert result.exit_code == 3
     assert "No such file" in result.stderr
     assert "start Redis" not in result.stderr
+
+
+def test_a_recorder_needs_a_producer_s_rights_and_names_those_that_are_missing(
+    server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    url = f"redis://producer:{IN_URL}@127.0.0.1:{server.port}/0"
+    record(redis_url=url, results=tmp_path / "results", once=True)
+    with redis.Redis.from_url(server.url, username="admin", password=PASSWORD) as admin:
+        admin.execute_command("ACL", "SETUSER", "producer", "-xdel", "-publish")
+    with pytest.raises(JobError) as caught:
+        record(redis_url=url, results=tmp_path / "results", once=True)
+    lacks = "the Redis user 'producer' lacks rights that a recorder needs (+xdel +publish)"
+    assert lacks in caught.value.message
