@@ -25,7 +25,6 @@ import redis
 
 from bench.harness import MIB, report, resident_bytes
 from jobs import keys
-from jobs.api.request import ChatRequest
 from jobs.embedded import EmbeddedRedis
 from jobs.operations import CHAT, rows_of
 from jobs.results.files import SAMPLES, TEMPORARY, table_of, write_part
@@ -62,7 +61,7 @@ def drain(url: str, results: Path) -> None:
         rows = []
         ending = client.pipeline(transaction=False)
         for job_id, data in zip(ids, reading.execute(), strict=True):
-            request = ChatRequest.parse(decode_call(data).kwargs["request"]).to_dict()
+            request = decode_call(data).kwargs["request"]
             row = request["job"]["row"]
             entry = outbox_entry(job_id.decode(), request, "ok", operation=CHAT.name, attempt=1)
             rows += rows_of(entry)

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
 from difflib import get_close_matches
+from functools import cache
 from shlex import quote
 from typing import Any
 
@@ -212,13 +213,26 @@ def _origins(
 
 
 def _checked_size(request: ChatRequest) -> int:
-    size = len(json.dumps(request.to_dict())) + OVERHEAD
+    size = _json_size(request) + OVERHEAD
     if size > MAX_DATA:
         raise invalid(
             f"the request has {size / 1e6:.1f} MB as JSON, and a job holds at most "
             f"{MAX_DATA / 1e6:.1f} MB: shorten it"
         )
     return size
+
+
+def _json_size(request: ChatRequest) -> int:
+    """Bytes of a request as JSON in ASCII, as a job has it."""
+    try:
+        text = request.model_dump_json(exclude_none=True)  # a quarter of the time of json.dumps
+    except ValueError:  # a lone surrogate, in a field of free form
+        return len(json.dumps(request.to_dict()))
+    if text.isascii():
+        return len(text)
+    ascii_only = len(text.encode("ascii", "ignore"))
+    units = len(text.encode("utf-16-le")) // 2
+    return ascii_only + len("\\u0000") * (units - ascii_only)
 
 
 def _request_fields(data: dict[str, Any], overrides: Overrides, part: str) -> dict[str, Any]:
@@ -228,11 +242,13 @@ def _request_fields(data: dict[str, Any], overrides: Overrides, part: str) -> di
     user message, `custom_id` and `target` move to `job`, and `task` moves to `metadata`.
     """
     batch = "body" in data
-    known = BATCH_FIELDS if batch else (*ROW_FIELDS, *request_fields())
-    kept = {name: value for name, value in data.items() if _is_kept(name, known, overrides.keep)}
-    data = {name: value for name, value in data.items() if name not in kept}
+    known = _known(batch)
+    kept: dict[str, Any] = {}
+    if overrides.keep:
+        kept = {name: data[name] for name in data if _is_kept(name, known, overrides.keep)}
+        data = {name: value for name, value in data.items() if name not in kept}
     unknown = [name for name in data if name not in known]
-    if overrides.ignore_unknown and not batch:
+    if unknown and overrides.ignore_unknown and not batch:
         data = {name: value for name, value in data.items() if name in known}
     if not batch and all(data.get(name) is None for name in SOURCES):
         empty = [one for one in SOURCES if one in data or one in overrides.names.values()]
@@ -248,7 +264,13 @@ def _request_fields(data: dict[str, Any], overrides: Overrides, part: str) -> di
     return fields
 
 
-def _is_kept(name: str, known: tuple[str, ...], keep: tuple[str, ...]) -> bool:
+@cache
+def _known(batch: bool) -> frozenset[str]:
+    """The names that a row may have, or a line of a batch file."""
+    return frozenset(BATCH_FIELDS if batch else (*ROW_FIELDS, *request_fields()))
+
+
+def _is_kept(name: str, known: frozenset[str], keep: tuple[str, ...]) -> bool:
     return name in keep or (KEEP_ALL in keep and name not in known)
 
 

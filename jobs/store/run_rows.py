@@ -28,13 +28,14 @@ from jobs.store.eviction import EvictionCheck
 from jobs.store.expiry import ROW_SECONDS
 from jobs.store.preludes import DELETE_JOB_LUA, QUEUE_LUA, RESERVATIONS_LUA
 from jobs.store.purge import keys_of_job
-from jobs.store.rq_layout import job_key
+from jobs.store.rq_layout import executions_key, job_key, results_key
 
 HOLD = lua.load("jobs.store", "hold_run")
 END_ROW = lua.load("jobs.store", "end_row", QUEUE_LUA, RESERVATIONS_LUA)
-FORGET_ROW = lua.load("jobs.store", "forget_row", QUEUE_LUA, RESERVATIONS_LUA, DELETE_JOB_LUA)
+FORGET_ROWS = lua.load("jobs.store", "forget_rows", QUEUE_LUA, RESERVATIONS_LUA, DELETE_JOB_LUA)
 
 LEASE_SECONDS = 15.0  # a producer that does not renew its lease for so long loses the run
+FORGET_AT_ONCE = 100  # rows in one script: two milliseconds of Redis
 
 
 # KEYS and ARGV of the scripts, by name and in order.
@@ -66,15 +67,19 @@ class EndRowArgs(NamedTuple):
     row: str
 
 
-class ForgetRowKeys(NamedTuple):
+class ForgetRowsKeys(NamedTuple):
     producer: str
     rows: str
+    finished: str
+    failed: str
+    canceled: str
+    queue: str
+    open_bytes: str
+    deadlines: str
 
 
-class ForgetRowArgs(NamedTuple):
+class ForgetRowsArgs(NamedTuple):
     token: str
-    field: str
-    job_id: str
     withdraw: int
 
 
@@ -144,7 +149,7 @@ class RunRows:
         self._eviction = EvictionCheck()
         self._hold = redis.register_script(HOLD)
         self._end = redis.register_script(END_ROW)
-        self._forget = redis.register_script(FORGET_ROW)
+        self._forget = redis.register_script(FORGET_ROWS)
 
     def hold(self) -> Holder | None:
         """Take or renew the lease. Returns the process that holds it, None if this one does. The
@@ -215,21 +220,49 @@ class RunRows:
     def forget(self, rows: Sequence[RowJob], *, withdraw: bool = False) -> list[bool]:
         """Remove all that Redis holds of rows: for rows that are in Parquet, and for lost ones.
         `withdraw`: also of jobs that wait. False for a row whose job has not ended."""
+        groups: dict[tuple[str, str], list[int]] = {}  # places in the list
+        for place, one in enumerate(rows):
+            groups.setdefault((keys.rows(self.run, one.row), one.queue), []).append(place)
+        calls = [
+            (*group, places[start : start + FORGET_AT_ONCE])
+            for group, places in groups.items()
+            for start in range(0, len(places), FORGET_AT_ONCE)
+        ]
         pipeline = self._redis.pipeline(transaction=False)
-        for one in rows:
-            names = ForgetRowKeys(keys.producer(self.run), keys.rows(self.run, one.row))
-            args = ForgetRowArgs(
-                self._holder.token,
-                keys.row_field(one.row, one.repeat),
-                one.job_id,
-                int(withdraw),
-            )
-            job_keys = keys_of_job(one.job_id, one.queue)
-            self._forget(keys=[*names, *job_keys], args=args, client=pipeline)
-        replies = pipeline.execute() if rows else []
+        for name, queue, places in calls:
+            self._forget_some(name, queue, [rows[place] for place in places], withdraw, pipeline)
+        replies = pipeline.execute() if calls else []
         if -1 in replies:
             raise LeaseLost(self.run)
-        return [reply == 1 for reply in replies]
+        gone = [False] * len(rows)
+        for (_, _, places), reply in zip(calls, replies, strict=True):
+            for place, is_gone in zip(places, reply, strict=True):
+                gone[place] = is_gone == 1
+        return gone
+
+    def _forget_some(
+        self, name: str, queue: str, rows: Sequence[RowJob], withdraw: bool, pipeline: Any
+    ) -> None:
+        """Add a call of the script for rows of one hash of reservations, `name`, and one queue."""
+        of_all = keys_of_job("", queue)
+        names: list[str] = [
+            *ForgetRowsKeys(
+                keys.producer(self.run),
+                name,
+                of_all.finished,
+                of_all.failed,
+                of_all.canceled,
+                of_all.queue,
+                of_all.open_bytes,
+                of_all.deadlines,
+            )
+        ]
+        args: list[Any] = [*ForgetRowsArgs(self._holder.token, int(withdraw))]
+        for one in rows:
+            job = one.job_id
+            names += (job_key(job), results_key(job), keys.log(job), executions_key(job))
+            args += (keys.row_field(one.row, one.repeat), job)
+        self._forget(keys=names, args=args, client=pipeline)
 
     def has_unwritten(self) -> bool:
         """True if rows wait for Parquet."""
