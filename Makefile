@@ -16,7 +16,7 @@
 #   make installed  install the package into empty environments, and try the README, the type
 #                checkers and the advice of errors there
 #   make wheel   build a wheel for x86-64 Linux in dist/, with compiled CPU kernels
-#   make soak    25 minutes of faults under load, with a new seed; SERVER=/path/of/redis-server
+#   make soak    35 minutes of faults under load, with a new seed; SERVER=/path/of/redis-server
 #   make clean   remove the environment and the caches, but no results
 
 PYTHON ?= python3
@@ -111,6 +111,7 @@ gpu-check: $(VENV)/.ready-to-test
 soak: $(VENV)/.ready-to-test
 	$(BIN)/python -m tests.soak.run --seconds 1200 --jobs 12000 $(if $(SERVER),--server $(SERVER))
 	$(BIN)/python -m tests.soak.session_kills --kills 200 $(if $(SERVER),--server $(SERVER))
+	$(BIN)/python -m tests.soak.run_kills --rows 5000 --faults 15 $(if $(SERVER),--server $(SERVER))
 
 clean:
 	rm -rf $(VENV) .oracle .real .triton build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

@@ -14,11 +14,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import ChatRequest, keys
-from jobs.runs.written_rows import WrittenRows
+from jobs import ChatRequest
 from jobs.store.enqueue import LeaseLost
 from jobs.store.run_rows import RunRows
-from tests.servers import BINARIES, Server
 from tests.waiting import PATIENCE, wait_until
 from tests.worker.site import Site
 
@@ -31,13 +29,12 @@ def command() -> Iterator[Command]:
     """`command("run", …)`: a child process with pipes, killed at the end of the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*words: object, quiet: bool = False) -> subprocess.Popen[str]:
-        pipe = subprocess.DEVNULL if quiet else subprocess.PIPE
+    def start(*words: object) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [str(COMMAND), *map(str, words)],
             stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         started.append(process)
@@ -69,51 +66,6 @@ def in_files(site: Site, run: str = "r1") -> Counter[int]:
         for file in folder.glob("*.parquet")
         for row in pq.read_table(file)["row_index"].to_pylist()
     )
-
-
-def test_each_row_is_there_once_after_kills_of_producer_worker_and_redis(
-    tmp_path: Path, command: Command
-) -> None:
-    """With the real worker and the demo model."""
-    server = Server(BINARIES[0], tmp_path / "redis", appendonly="yes").start()
-    site = Site(server.url, tmp_path / "results")
-    places = ("--redis", server.url, "--results", site.folder)
-    words: list[object] = [
-        "run",
-        data_set(tmp_path, 240),
-        "-m",
-        "demo",
-        "--run",
-        "r1",
-        "--window",
-        "40",
-    ]
-    words += ["--max-tokens", "24", "-o", "temperature=0", *places]
-    written = WrittenRows(site.results, "r1")
-
-    def has_ended(count: int) -> bool:
-        waiting = site.redis.xlen(keys.outbox("r1"))
-        written.refresh()
-        return bool(len(written.rows) + waiting >= count)
-
-    try:
-        worker = command("work", "--model", "demo", *places, quiet=True)
-        producer = command(*words, quiet=True)
-        wait_until(lambda: has_ended(25))
-        producer.kill()
-        producer = command(*words)
-        wait_until(lambda: has_ended(80))
-        worker.kill()
-        command("work", "--model", "demo", *places, quiet=True)
-        wait_until(lambda: has_ended(140))
-        server.kill()
-        server.start()
-        code, out, err = finished(producer)
-        assert (code, out) == (0, "r1: 240 in, 240 rows, 0 missing, 0 twice, 0 failed\n"), err
-        assert in_files(site) == dict.fromkeys(range(240), 1)
-    finally:
-        site.close()
-        server.kill()
 
 
 def test_two_producers_do_not_double_a_run(site: Site, tmp_path: Path, command: Command) -> None:

@@ -68,7 +68,7 @@ def main() -> int:
     ]
     arm(options.pop("fault", ""))
     signals.ABORT_SECONDS = options.pop("abort_seconds", signals.ABORT_SECONDS)
-    options["results"] = Path(options["results"])
+    options["results"] = options["results"] and Path(options["results"])
     try:
         serve(backend, specs, **options)
     except JobError as error:
