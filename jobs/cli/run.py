@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.failures import Failure, Interrupted, WrongInput
+from jobs.cli.failures import Failure, WrongInput
 from jobs.cli.field_options import fields_option
-from jobs.cli.interrupts import interrupts_call
 from jobs.cli.map_option import map_option
 from jobs.cli.options import (
     check_run,
@@ -23,16 +20,14 @@ from jobs.cli.options import (
     results_option,
 )
 from jobs.cli.output import echo, print_json
-from jobs.cli.run_watcher import FIRST_FAILURES, RunWatcher, Stop, check_folder
+from jobs.cli.run_watcher import FIRST_FAILURES, check_folder
+from jobs.cli.watched_run import WINDOW_ROWS, WatchedRun
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs import Client, Results
     from jobs.cli.data_set import Columns, DataSet
     from jobs.runs.audit import Audit
-
-WINDOW_ROWS = 2000
-SECRET = re.compile(r"://[^@/\s]*@")
 
 
 def _parse_examples(
@@ -215,7 +210,7 @@ def run(
 
 
 class _Run:
-    """One call of the command: the run, what the user sees of it, and its audit."""
+    """One call of the command: the run, and what the user sees of its audit."""
 
     def __init__(
         self,
@@ -233,44 +228,25 @@ class _Run:
     ) -> None:
         from jobs.runs.data_set_run import DataSetRun
 
-        self._connected, self._store, self._name = connected, store, name
-        self._columns, self._count = columns, count
+        self._name, self._columns = name, columns
         self._quiet, self._max_error_rate = quiet, max_error_rate
         self._run = DataSetRun(connected.redis, store, name, source, configuration, window=window)
+        self._watched = WatchedRun(
+            self._run,
+            connected,
+            store,
+            columns.models,
+            count,
+            quiet=quiet,
+            max_error_rate=max_error_rate,
+        )
 
     def run(self, *, retry_failed: bool, as_json: bool) -> None:
-        from jobs.cli.progress import RunProgress
+        from jobs.runs.retry import failed
 
-        self._run.check()
-        stop = Stop()
-        with RunProgress(quiet=self._quiet) as progress, interrupts_call(stop.interrupt):
-            watcher = RunWatcher(
-                self._connected,
-                self._store,
-                self._name,
-                self._columns.models,
-                progress,
-                stop,
-                total=self._count,
-                max_error_rate=self._max_error_rate,
-            )
-            if self._columns.unused:
-                unused = ", ".join(self._columns.unused)
-                progress.note(f"columns that are not used (--keep writes them): {unused}")
-            try:
-                found = self._run.execute(watcher, retry_failed=retry_failed)
-            except KeyboardInterrupt:
-                raise self._interrupted("rows in Redis go on") from None
-            except Exception:
-                if stop.reason:
-                    raise self._interrupted("rows in Redis go on") from None
-                raise
-        if found is not None:
-            self._report(found, as_json)
-        elif stop.interrupted:
-            raise self._interrupted("no row is left in Redis")
-        else:
-            raise Failure(f"{stop.reason}; {self._go_on()}")
+        unused = ", ".join(self._columns.unused)
+        note = f"columns that are not used (--keep writes them): {unused}" if unused else ""
+        self._report(self._watched.execute(failed if retry_failed else None, note), as_json)
 
     def _report(self, found: Audit, as_json: bool) -> None:
         if as_json:
@@ -293,16 +269,6 @@ class _Run:
     def _within_rate(self, found: Audit) -> bool:
         rate = self._max_error_rate
         return rate is not None and found.failed <= rate * found.rows
-
-    def _interrupted(self, left: str) -> Interrupted:
-        written = self._run.written
-        written.refresh()
-        done = f"{len(written.rows):,} of about {self._count:,} rows are done"
-        return Interrupted(f"interrupted; {done}, and {left}; {self._go_on()}")
-
-    def _go_on(self) -> str:
-        words = [SECRET.sub("://…@", word) for word in sys.argv[1:]]
-        return f"this goes on: chatjobs {shlex.join(words)}"
 
 
 def _default_name(dataset: Path, split: str | None, model: str | None) -> str:

@@ -1,6 +1,7 @@
 """One run of a data set, from its first row to its audit. Owns the state in run.json.
 
-`chatjobs run` and `chatjobs demo` call it; a watcher shows the progress.
+`chatjobs run`, `chatjobs demo` and the judges of `chatjobs score` call it; a watcher shows the
+progress.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from redis import Redis
 from jobs.results.files import Results
 from jobs.runs.audit import Audit, audit
 from jobs.runs.producer import Producer, Watcher
-from jobs.runs.retry import remove_failed
+from jobs.runs.retry import Redo, remove_chosen
 from jobs.runs.run_file import RunFile
 from jobs.runs.source import RowSource
 from jobs.runs.written_rows import WrittenRows, read_columns
@@ -36,7 +37,7 @@ class DataSetRun:
         window: int,
     ) -> None:
         """`window`: rows in Redis at once that have not ended."""
-        self._results, self._name, self._source = results, name, source
+        self._results, self.name, self._source = results, name, source
         self._configuration, self._window = configuration, window
         self._file = RunFile(results, name)
         self._rows = RunRows(redis, name)
@@ -47,23 +48,23 @@ class DataSetRun:
         """Raise InvalidRequest if the run was made with another configuration."""
         self._file.check(self._configuration)
 
-    def execute(self, watcher: Watcher, *, retry_failed: bool = False) -> Audit | None:
+    def execute(self, watcher: Watcher, redo: Redo | None = None) -> Audit | None:
         """Run the rows that are in no file, and count those in the files. None if the watcher has
-        stopped the run. `retry_failed`: also run those again that have failed.
+        stopped the run. `redo`: chooses rows in the files that are run again.
 
         Raises InvalidRequest for another configuration and for a data set that can't be read to its
         end, JobError if rows can't be enqueued, and OSError. Rows in Redis go on then.
         """
         self.check()
-        retries, begun = retry_failed, False
+        chosen, begun = redo is None, False
 
         def begin() -> None:
-            nonlocal retries, begun
+            nonlocal chosen, begun
             self.check()  # another process may have begun the run
             self._file.write(self._configuration, "running")
-            if retries:
-                remove_failed(self._results, self._rows, self.written)
-                retries = False
+            if redo is not None and not chosen:
+                remove_chosen(self._results, self._rows, self.written, redo)
+                chosen = True
             self.written.refresh()
             if not begun:
                 self.done_before, begun = len(self.written.rows), True
@@ -74,14 +75,14 @@ class DataSetRun:
         if producer.run() == "stopped":
             self._file.write(self._configuration, "interrupted")
             return None
-        found = audit(self._results, self._name, producer.total or 0, self._source.samples)
+        found = audit(self._results, self.name, producer.total or 0, self._source.samples)
         self._file.write(self._configuration, "done", audit=found.to_dict(), **self._engine())
         return found
 
     def _engine(self) -> dict[str, Any]:
         """The engine of the first row that was generated; empty if none was."""
-        broken = self._results.broken(self._name)
-        whole = (file for file in self._results.files(self._name) if file not in broken)
+        broken = self._results.broken(self.name)
+        whole = (file for file in self._results.files(self.name) if file not in broken)
         rows = (values for file in whole for values in read_columns(file, ENGINE))
         found = next((values for values in rows if values[1] is not None), None)
         return {} if found is None else dict(zip(ENGINE, found, strict=True))

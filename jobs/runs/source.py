@@ -1,4 +1,4 @@
-"""A data set as its producer reads it: samples of rows, in an order that stays."""
+"""A data set as its producer reads it: samples of rows, with numbers that stay."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ class SourceRow:
 
 
 class RowSource(Protocol):
-    """A data set that can be read several times, with the same rows in the same order. samples: of
-    each row."""
+    """A data set that can be read several times, with the same rows. samples: of each row."""
 
     samples: int
 
     def read(self, wanted: Wanted) -> Iterator[SourceRow | None]:
-        """One item for each sample, in the order of their numbers; None for one that is not wanted.
-        Raises InvalidRequest if the rest can't be read."""
+        """One item for each sample; None for one that is not wanted. The numbers of all samples are
+        those below their count. Raises InvalidRequest if the rest can't be read."""

@@ -1,0 +1,86 @@
+"""A run as a command executes it: its progress on stderr, why it stands still, and Ctrl-C."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jobs.cli.failures import Failure, Interrupted
+from jobs.cli.interrupts import interrupts_call
+from jobs.cli.run_watcher import RunWatcher, Stop
+
+if TYPE_CHECKING:
+    from jobs import Client, Results
+    from jobs.runs.audit import Audit
+    from jobs.runs.data_set_run import DataSetRun
+    from jobs.runs.retry import Redo
+
+WINDOW_ROWS = 2000  # in Redis at once that have not ended, by default
+SECRET = re.compile(r"://[^@/\s]*@")
+
+
+class WatchedRun:
+    """Executes one run. `models`: of its rows, as far as they are known. `total`: rows, about."""
+
+    def __init__(
+        self,
+        run: DataSetRun,
+        connected: Client,
+        store: Results,
+        models: Sequence[str],
+        total: int,
+        *,
+        quiet: bool,
+        max_error_rate: float | None = None,
+    ) -> None:
+        self._run, self._connected, self._store = run, connected, store
+        self._models, self._total = tuple(models), total
+        self._quiet, self._max_error_rate = quiet, max_error_rate
+
+    def execute(self, redo: Redo | None = None, note: str = "") -> Audit:
+        """Run all rows, and count them. `redo`: see `DataSetRun.execute`. `note`: a line above the
+        progress. Raises Interrupted after Ctrl-C, and Failure above the rate of errors."""
+        from jobs.cli.progress import RunProgress
+
+        self._run.check()
+        stop = Stop()
+        with RunProgress(quiet=self._quiet) as progress, interrupts_call(stop.interrupt):
+            watcher = RunWatcher(
+                self._connected,
+                self._store,
+                self._run.name,
+                self._models,
+                progress,
+                stop,
+                total=self._total,
+                max_error_rate=self._max_error_rate,
+            )
+            if note:
+                progress.note(note)
+            try:
+                found = self._run.execute(watcher, redo)
+            except KeyboardInterrupt:
+                raise self._interrupted("rows in Redis go on") from None
+            except Exception:
+                if stop.reason:
+                    raise self._interrupted("rows in Redis go on") from None
+                raise
+        if found is not None:
+            return found
+        if stop.interrupted:
+            raise self._interrupted("no row is left in Redis")
+        raise Failure(f"{stop.reason}; {_go_on()}")
+
+    def _interrupted(self, left: str) -> Interrupted:
+        written = self._run.written
+        written.refresh()
+        done = f"{len(written.rows):,} of about {self._total:,} rows are done"
+        return Interrupted(f"interrupted; {done}, and {left}; {_go_on()}")
+
+
+def _go_on() -> str:
+    words = [SECRET.sub("://…@", word) for word in sys.argv[1:]]
+    return f"this goes on: chatjobs {shlex.join(words)}"
