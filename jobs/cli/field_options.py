@@ -15,7 +15,10 @@ from click.decorators import FC
 from jobs.encoding import DuplicateKey, parse_written
 
 
-def fields_option(reserved: Mapping[str, str]) -> Callable[[FC], FC]:
+def fields_option(
+    reserved: Mapping[str, str],
+    help: str = "Field of the chat request, such as temperature=0 or max_tokens=64; repeatable.",
+) -> Callable[[FC], FC]:
     """Return the option. `reserved`: fields that it refuses, with what sets them instead."""
 
     def parse(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -45,7 +48,7 @@ def fields_option(reserved: Mapping[str, str]) -> Callable[[FC], FC]:
         multiple=True,
         callback=parse,
         metavar="KEY=VALUE",
-        help="Field of the chat request, such as temperature=0 or max_tokens=64; repeatable.",
+        help=help,
     )
 
 

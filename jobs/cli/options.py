@@ -37,13 +37,18 @@ def _redis_source() -> str:
     return "'--redis'"
 
 
-def _check_redis(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    if is_embedded(value):
+def refuse_embedded(url: str) -> None:
+    """Refuse a private server, for a command whose jobs other processes run."""
+    if is_embedded(url):
         raise click.BadParameter(
             param_hint=_redis_source(),
             message="a private Redis would have no worker and end with this command: start "
             "chatjobs work --model M --redis embedded, and give the URL that it prints",
         )
+
+
+def _check_redis(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    refuse_embedded(value)
     return value
 
 

@@ -37,14 +37,18 @@ class RowTemplate:
             return invalid("a template can't be used with a line of an OpenAI batch file: omit it")
         values = {self._columns.get(name, name): value for name, value in data.items()} | data
         try:
-            prompt = self._sandbox.render(self.text, _as_json(values))
+            prompt = self.render(values)
         except JobError as error:
             return invalid(error.message, "template")
         rest = {name: value for name, value in data.items() if name not in SOURCES}
         return {**rest, "prompt": prompt}
 
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The prompt of values by their names. Raises JobError."""
+        return self._sandbox.render(self.text, _as_json(values))
 
-def _as_json(values: dict[str, Any]) -> dict[str, Any]:
+
+def _as_json(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Values of typed columns that JSON lacks, such as times, become their text."""
     try:
         json.dumps(values)

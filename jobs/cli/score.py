@@ -9,7 +9,14 @@ import click
 from jobs.cli.failures import Failure
 from jobs.cli.figures import by_option, figure_text, group_text, interval_text, seed_option
 from jobs.cli.interrupts import interrupts_raise
-from jobs.cli.options import Seconds, json_option, quiet_option, results_option
+from jobs.cli.judge import judge_fields_option, score_by_judge
+from jobs.cli.options import (
+    Seconds,
+    json_option,
+    make_redis_option,
+    quiet_option,
+    results_option,
+)
 from jobs.cli.output import echo, print_json
 from jobs.cli.runs import open_results
 from jobs.cli.table import Column, number, print_table
@@ -35,9 +42,11 @@ GIB = 1 << 30
     multiple=True,
     metavar="METRIC",
     help="exact, contains, number, choice, regex:PATTERN, json, json-schema[:FILE], bleu, chrf, "
-    "chrf++, edit, math, perplexity, pass@K:METRIC, module:function or file.py:function; may be "
-    "repeated. Without it, the figures of the metrics that are scored are printed.",
+    "chrf++, edit, math, perplexity, pass@K:METRIC, judge:MODEL[:FILE.jinja], module:function or "
+    "file.py:function; may be repeated. Without it, the figures of the metrics that are scored are "
+    "printed.",
 )
+@judge_fields_option
 @by_option
 @seed_option
 @click.option(
@@ -66,9 +75,11 @@ GIB = 1 << 30
 @json_option
 @quiet_option
 @results_option
+@make_redis_option("Redis server of the workers that run a judge.")
 def score(
     run: str,
     metrics: tuple[str, ...],
+    fields: dict[str, Any],
     by: tuple[str, ...],
     seed: int,
     timeout: float,
@@ -77,24 +88,35 @@ def score(
     as_json: bool,
     quiet: bool,
     results: str,
+    redis_url: str,
 ) -> None:
     """Score the rows of RUN, without generating them again.
 
     The value of each row goes to the table RUN/scores. A metric that was scored before is replaced
     there. A row that a metric can't score has an error in the table, and the exit code is 1.
+
+    judge:MODEL asks another model through its queues, and waits for its workers. -o sets fields of
+    its requests. The same command again asks about new answers alone.
     """
     from jobs.scores.process import Limits
     from jobs.scores.samples import read_groups
-    from jobs.scores.spec import parse_spec
+    from jobs.scores.spec import JUDGE, parse_spec
     from jobs.scores.summary import summarise
 
     specs = _with_bases([parse_spec(text) for text in dict.fromkeys(metrics)])
+    if fields and not any(spec.name == JUDGE for spec in specs):
+        raise click.UsageError("-o sets fields of the requests to a judge: --metric judge:MODEL")
     store = open_results(results)
     store.path(run)  # raises if there is no such run
     limits = Limits(timeout, round(memory * GIB))
     with interrupts_raise():
         groups = read_groups(store, run, by) if by else None
-        tallies = [_scored(store, run, spec, limits, processes, quiet) for spec in specs]
+        tallies = [
+            score_by_judge(store, run, spec, fields, redis_url, quiet=quiet)
+            if spec.name == JUDGE
+            else _scored(store, run, spec, limits, processes, quiet)
+            for spec in specs
+        ]
         summaries = list(summarise(store, run, specs, groups, seed))
     if as_json:
         for one in summaries:

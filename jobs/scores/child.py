@@ -46,7 +46,7 @@ def _set_timers(seconds: float, wait: float) -> None:
 
 def _made(spec: Spec, replies: IO[str]) -> Metric:
     try:
-        metric = spec.kind.make(spec.argument)
+        metric = spec.make()
     except InvalidRequest as error:
         _write(replies, json.dumps({"refused": error.message}))
         sys.exit(2)

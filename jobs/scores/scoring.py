@@ -1,4 +1,8 @@
-"""Scores the samples of a run by a metric and writes the table of its scores."""
+"""Scores the samples of a run by a metric, and writes the table of its scores.
+
+`score_run` does both. The rows of a metric that is computed elsewhere, such as by a judge, are
+written by `write_rows`.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +64,24 @@ def score_run(
     are done. Raises InvalidRequest, before a row is scored, for a metric that can't be made and for
     a run that has nothing to score.
     """
+    if spec.samples is not None:
+        rows = pass_at_k(results, run, spec)
+    else:
+        check_samples(results, run, spec)
+        rows = _scored_rows(results, run, spec, limits, processes or default_processes())
+    return write_rows(results, run, spec, rows, progress=progress)
+
+
+def write_rows(
+    results: Results,
+    run: str,
+    spec: Spec,
+    rows: Iterator[dict[str, Any]],
+    *,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> Tally:
+    """Replace the metric's file in `scores/` by rows of SCORES_SCHEMA, whose columns of the
+    metric's name, versions and time are added."""
     tally = Tally()
     started = {
         "schema_version": SCORES_VERSION,
@@ -67,11 +89,6 @@ def score_run(
         "scorer_version": version(spec.kind.package or "chatjobs"),
         "created_at": datetime.now(UTC),
     }
-    if spec.samples is not None:
-        rows = pass_at_k(results, run, spec)
-    else:
-        _check(results, run, spec)
-        rows = _scored_rows(results, run, spec, limits, processes or default_processes())
     write_scores(results, run, spec.text, _tables(rows, started, tally, progress))
     return tally
 
@@ -81,8 +98,8 @@ def default_processes() -> int:
     return min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
 
 
-def _check(results: Results, run: str, spec: Spec) -> None:
-    """Raise if no row of the run has what the metric needs."""
+def check_samples(results: Results, run: str, spec: Spec) -> None:
+    """Raise InvalidRequest if no row of the run has what the metric needs."""
     import pyarrow.compute as pc
 
     rows = results.dataset(run)

@@ -30,14 +30,16 @@ FUNCTION_COLUMNS = (
     "reasoning", "tool_calls", "finish_reason", "input_tokens", "output_tokens", "logprob_sum",
     "is_greedy", "scored_tokens", "token_logprobs",
 )  # fmt: skip
+JUDGE = "judge"
 PASS_AT = re.compile(r"pass@([1-9]\d{0,5})")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A metric by its name. `package`: of the extra `scores`."""
+    """A metric by its name. `make`: None if another model says the value. `package`: of the extra
+    `scores`."""
 
-    make: Maker
+    make: Maker | None
     columns: tuple[str, ...] = TEXT
     target: bool = True  # each row needs one
     text: bool = True  # each row needs a text
@@ -75,6 +77,7 @@ KINDS = {
     ),
     "edit": Kind(_of("text", "Edit"), package="rapidfuzz"),
     "math": Kind(_of("mathematics", "Math"), package="math-verify"),
+    JUDGE: Kind(None, target=False),
     "perplexity": Kind(
         _of("likelihood", "Perplexity"), LIKELIHOODS, target=False, text=False, figure="perplexity"
     ),
@@ -102,6 +105,13 @@ class Spec:
             return KINDS[self.name]
         return Kind(self._function, FUNCTION_COLUMNS, target=False, text=False)
 
+    def make(self) -> Metric:
+        """The metric, which scores rows in this process. Raises InvalidRequest, and ImportError
+        without its package."""
+        if self.kind.make is None:
+            raise invalid(f"{self.name} is asked through the queues of its model", "metric")
+        return self.kind.make(self.argument)
+
     def _function(self, argument: str | None) -> Metric:
         from jobs.scores.function import Function
 
@@ -114,6 +124,8 @@ def parse_spec(text: str) -> Spec:
     if name in KINDS:
         if colon and not argument:
             raise invalid(f"{text!r} has nothing after the colon", "metric")
+        if name == JUDGE and not colon:
+            raise invalid("judge needs the model that grades: judge:MODEL", "metric")
         return Spec(text, name, argument if colon else None)
     if PASS_AT.fullmatch(name):
         if not argument:

@@ -12,6 +12,8 @@ The request's `metadata` controls it; all values are strings:
     block_cancel  the same of `cancel`
     kill    "1": `submit` kills this process, as a faulty driver would
     die     "1": the engine thread ends
+
+A prompt whose last line begins with `say ` is answered by the rest of that line.
 """
 
 from __future__ import annotations
@@ -47,16 +49,25 @@ def text_of(request: ChatRequest, choice: int = 0) -> str:
 
 
 def count_of(request: ChatRequest) -> int:
-    return int((request.metadata or {}).get("words", "5"))
+    said = _said(request)
+    return len(said) if said else int((request.metadata or {}).get("words", "5"))
 
 
 def words_of(request: ChatRequest, choice: int, end: int, start: int = 0) -> list[str]:
     """The words from `start` to `end` of the text."""
+    if said := _said(request):
+        return said[start:end]
     seed = f"{request.messages[-1].text}/{choice}/"
     return [
         hashlib.sha256(f"{seed}{i}".encode("utf-8", "replace")).hexdigest()[:6]
         for i in range(start, end)
     ]
+
+
+def _said(request: ChatRequest) -> list[str]:
+    """The words that the prompt asks for; none if it does not."""
+    last = request.messages[-1].text.rpartition("\n")[2]
+    return last.removeprefix("say ").split() if last.startswith("say ") else []
 
 
 def hold_interpreter(seconds: str | None) -> None:

@@ -14,7 +14,7 @@ from jobs.scores.text import last_number, letter_choice
 
 def scored(metric: str, text: str, target: str | None = None) -> Outcome:
     spec = parse_spec(metric)
-    return spec.kind.make(spec.argument).score({"text": text, "target": target})
+    return spec.make().score({"text": text, "target": target})
 
 
 @pytest.mark.parametrize(
@@ -143,4 +143,4 @@ def test_a_metric_that_does_not_exist_is_refused(metric: str, fact: str) -> None
 def test_a_wrong_argument_is_refused(metric: str, fact: str) -> None:
     spec = parse_spec(metric)
     with pytest.raises(InvalidRequest, match=fact):
-        spec.kind.make(spec.argument)
+        spec.make()

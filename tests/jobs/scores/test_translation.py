@@ -44,7 +44,7 @@ def test_sentences_and_corpus_equal_sacrebleu(name: str) -> None:
         return CHRF(word_order=order)
 
     spec = parse_spec(name)
-    metric = spec.kind.make(spec.argument)
+    metric = spec.make()
     outcomes = [metric.score({"text": text, "target": target}) for text, target in PAIRS]
     texts, targets = zip(*PAIRS, strict=True)
     expected = [library(True).sentence_score(text, [one]).score for text, one in PAIRS]
@@ -68,7 +68,7 @@ def test_several_references_count_as_in_sacrebleu() -> None:
     several = ["the cat is on the mat", "a cat sat on a mat"]
     spec = parse_spec("bleu")
     row = {"text": PAIRS[0][0], "target": json.dumps(several)}
-    outcome = spec.kind.make(None).score(row)
+    outcome = spec.make().score(row)
     expected = BLEU(effective_order=True).sentence_score(PAIRS[0][0], several).score
     assert outcome.value == pytest.approx(expected)
 
@@ -76,4 +76,4 @@ def test_several_references_count_as_in_sacrebleu() -> None:
 def test_a_tokenizer_that_would_download_files_is_refused(tmp_path: Path) -> None:
     spec = parse_spec("bleu:flores200")
     with pytest.raises(InvalidRequest, match="no tokenizer of bleu; they are 13a"):
-        spec.kind.make(spec.argument)
+        spec.make()

@@ -1,0 +1,62 @@
+"""Scores of a judge for `chatjobs score`: asks the model through its queues, as `chatjobs run`
+does, and writes the table of its verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jobs.cli.failures import Failure
+from jobs.cli.field_options import fields_option
+from jobs.cli.options import client, refuse_embedded
+from jobs.cli.run_watcher import check_folder
+from jobs.cli.watched_run import WINDOW_ROWS, WatchedRun
+
+if TYPE_CHECKING:
+    from jobs import Results
+    from jobs.scores.scoring import Tally
+    from jobs.scores.spec import Spec
+
+judge_fields_option = fields_option(
+    {
+        "model": "--metric judge:MODEL",
+        "messages": "--metric judge:MODEL:FILE.jinja",
+        "metadata": "chatjobs score",
+        "job": "chatjobs score",
+        "n": "chatjobs score: a judge gives one answer",
+    },
+    "Field of the requests to a judge, such as max_tokens=512; repeatable.",
+)
+
+
+def score_by_judge(
+    store: Results, run: str, spec: Spec, fields: Mapping[str, Any], redis_url: str, *, quiet: bool
+) -> Tally:
+    """Ask the judge about each answer that it was not asked about, and write its scores. `fields`:
+    of its requests."""
+    from jobs.cli.row_templates import RowTemplate
+    from jobs.runs.data_set_run import DataSetRun
+    from jobs.runs.judge_run import Questions, judged_rows
+    from jobs.scores.judge import Judge
+    from jobs.scores.scoring import check_samples, write_rows
+
+    refuse_embedded(redis_url)
+    check_samples(store, run, spec)
+    judge = Judge.of(spec.argument or "", fields)
+    questions = Questions(store, run, judge, RowTemplate(judge.template, {}).render)
+    questions.check()
+    with client(redis_url, quiet=quiet) as connected:
+        check_folder(connected, store)
+        asked = DataSetRun(
+            connected.redis,
+            store,
+            questions.name,
+            questions,
+            judge.configuration(run),
+            window=WINDOW_ROWS,
+        )
+        watched = WatchedRun(asked, connected, store, [judge.model], len(questions), quiet=quiet)
+        found = watched.execute(questions.outdated)
+    if not found.holds:
+        raise Failure(f"the rows of run {questions.name} are not those of run {run}: {found}")
+    return write_rows(store, run, spec, judged_rows(store, questions.name, run))

@@ -1,0 +1,185 @@
+"""The questions that a judge gets about the samples of a run, as a data set, and its verdicts.
+
+The judge's answers are a run of their own, with one row for each sample: a scoring that was killed
+goes on, and no answer is asked for twice. `metadata` of a row names its sample, and the attempt
+that made its answer: a sample that was generated again is asked about again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from jobs.api.request import ChatRequest
+from jobs.errors import InvalidRequest, JobError, invalid
+from jobs.results.files import Results
+from jobs.results.scores import KEY
+from jobs.runs.row_set import RowSet
+from jobs.runs.source import SourceRow, Wanted
+from jobs.runs.written_rows import WrittenRows
+from jobs.scores.judge import COLUMNS, Judge, template_values, verdict_of
+from jobs.scores.outcome import MAX_TEXT, shortened
+
+Render = Callable[[Mapping[str, Any]], str]  # the values of a template → the prompt
+
+SAMPLE = (*KEY, "model", "job_id", "attempt")  # in the metadata of a judge's row
+UNANSWERED = "unanswered"  # there, of a sample without an answer
+FIRST_ROWS = 100  # with an answer, that are rendered before the first question is asked
+BATCH_ROWS = 256
+
+
+class Questions:
+    """The samples of a run as requests to a judge: a `RowSource`, whose rows are numbered by the
+    order of the samples' keys. It reads the files that the run has when it is made."""
+
+    samples = 1
+
+    def __init__(self, results: Results, run: str, judge: Judge, render: Render) -> None:
+        self._judge, self._render = judge, render
+        self._results, self.name = results, judge.run_of(run)
+        self._rows = results.dataset(run)
+        self._numbers = _Numbers(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def check(self) -> None:
+        """Raise InvalidRequest if none of the first samples makes a valid request."""
+        answered = (row for row in self._samples() if _is_answered(row))
+        found = [self._question(0, row) for row in islice(answered, FIRST_ROWS)]
+        errors = [one.error for one in found if one.error is not None]
+        if errors and len(errors) == len(found):
+            raise invalid(f"no answer can be judged: {errors[0].message}", "metric")
+
+    def read(self, wanted: Wanted) -> Iterator[SourceRow | None]:
+        for row in self._samples():
+            number = self._numbers.find(row)
+            yield self._question(number, row) if wanted(number) else None
+
+    def outdated(self, written: WrittenRows) -> RowSet:
+        """The rows to ask for again: those that failed, unless their sample has no answer, and
+        those about an answer that has been replaced."""
+        found = RowSet()
+        if self.name not in self._results.runs():
+            return found
+        columns = ["row_index", "status", "metadata"]
+        for batch in self._results.dataset(self.name).to_batches(columns=columns):
+            for row in batch.to_pylist():
+                sample = json.loads(row["metadata"] or "{}")
+                number = written.number_of(row["row_index"], 0)
+                failed = row["status"] != "ok" and UNANSWERED not in sample
+                if number is not None and (failed or not self._numbers.has(number, sample)):
+                    found.add(number)
+        return found
+
+    def _samples(self) -> Iterator[dict[str, Any]]:
+        columns = list(dict.fromkeys((*COLUMNS, *SAMPLE, "status")))
+        for batch in self._rows.to_batches(columns=columns, batch_size=BATCH_ROWS):
+            yield from batch.to_pylist()
+
+    def _question(self, number: int, row: dict[str, Any]) -> SourceRow:
+        place = f"row {row['row_index']}"
+        sample = {name: str(row[name]) for name in SAMPLE}
+        fields: dict[str, Any] = {
+            **self._judge.fields,
+            "model": self._judge.model,
+            "metadata": sample,
+            "job": {"run": self.name, "row": number, "priority": "bulk"},
+        }
+        error: JobError | None = None
+        prompt = ""
+        if not _is_answered(row):
+            sample[UNANSWERED] = row["status"]
+            error = invalid("there is no answer to judge")
+        else:
+            try:
+                prompt = self._render(template_values(row))
+            except JobError as failure:
+                error = InvalidRequest("invalid_request", failure.message, "metric")
+        try:
+            request = ChatRequest.parse(
+                {**fields, "messages": [{"role": "user", "content": prompt or "-"}]}
+            )
+        except InvalidRequest as failure:
+            return SourceRow(number, number, 0, place, None, failure, 0, fields)
+        return SourceRow(number, number, 0, place, request, error, len(prompt.encode()))
+
+
+def judged_rows(results: Results, name: str, run: str) -> Iterator[dict[str, Any]]:
+    """The rows of the table of scores of a run: what its judge says of each sample. `name`: of the
+    judge's run, which has ended."""
+    columns = ["metadata", "status", "text", "error_type", "error_message"]
+    for batch in results.dataset(name).to_batches(columns=columns, batch_size=BATCH_ROWS):
+        for row in batch.to_pylist():
+            sample = json.loads(row["metadata"])
+            key = {one: int(sample[one]) for one in KEY}
+            yield {"run_id": run, "model": sample["model"], **key, **_verdict(row, sample)}
+
+
+def _verdict(row: dict[str, Any], sample: Mapping[str, str]) -> dict[str, Any]:
+    """What a judge's row says, as columns of the table of scores."""
+    if UNANSWERED in sample:
+        return {"status": "no_answer"}
+    if row["status"] != "ok":
+        error = f"the judge failed: {row['error_message']} ({row['error_type']})"
+        return {"status": "error", "error": error}
+    try:
+        found = verdict_of(row["text"] or "")
+    except ValueError as error:
+        explanation = shortened(row["text"], MAX_TEXT)
+        return {"status": "error", "error": str(error), "explanation": explanation}
+    return {
+        "status": "ok",
+        "value": found.value,
+        "label": found.label,
+        "explanation": shortened(found.explanation, MAX_TEXT),
+    }
+
+
+def _is_answered(row: Mapping[str, Any]) -> bool:
+    return row["status"] == "ok" and row["text"] is not None
+
+
+class _Numbers:
+    """The numbers of samples, by the order of their keys: 24 bytes for each."""
+
+    def __init__(self, rows: Any) -> None:
+        """`rows`: the pyarrow.dataset of a run."""
+        table = rows.to_table(columns=list(SAMPLE))
+        table = table.sort_by([(name, "ascending") for name in KEY])
+        self._rows, self._places = array("q"), array("q")
+        self._digests = array("Q")
+        for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+            for row in batch.to_pylist():
+                self._rows.append(row["row_index"])
+                self._places.append(_place(row))
+                self._digests.append(_digest(row))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def find(self, row: Mapping[str, Any]) -> int:
+        """The number of a sample."""
+        number = bisect_left(self._rows, row["row_index"])
+        return self._places.index(_place(row), number)
+
+    def has(self, number: int, sample: Mapping[str, Any]) -> bool:
+        """True if the sample of this number is the one of a judge's row."""
+        return number < len(self._digests) and self._digests[number] == _digest(sample)
+
+
+def _place(row: Mapping[str, Any]) -> int:
+    """The place of a sample among those of its row."""
+    return int(row["repeat_index"]) << 16 | int(row["choice_index"])
+
+
+def _digest(sample: Mapping[str, Any]) -> int:
+    """A digest of the key of a sample and of the attempt that made its answer. Values may be
+    text."""
+    text = "/".join(str(sample.get(name)) for name in SAMPLE)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
