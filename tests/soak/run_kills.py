@@ -39,7 +39,8 @@ RUN, MODEL = "r", "demo"
 BATCH = 4  # of fake_worker.py
 # Jobs that a worker has claimed at most.
 CLAIMED = BATCH + BATCH // BATCH_PER_QUEUED * MOST_HALF_BATCHES
-QUESTIONS = 100  # that differ
+QUESTIONS = 40  # that differ
+MAX_TOKENS = 16
 WINDOW = 200
 LEASE_SECONDS = 2.0  # also of the part of a recorder
 FREEZE_SECONDS = (0.2, 1.5 * LEASE_SECONDS)  # some are longer than a lease
@@ -156,7 +157,16 @@ class Run:
             "lease_seconds": LEASE_SECONDS,
         }
         run = ["run", data, "-m", MODEL, "--run", RUN, "--window", WINDOW]
-        run += ["-o", "temperature=0", "--redis", url, "--results", results]
+        run += [
+            "--max-tokens",
+            MAX_TOKENS,
+            "-o",
+            "temperature=0",
+            "--redis",
+            url,
+            "--results",
+            results,
+        ]
         python = (sys.executable, "-m")
         return {
             "worker": self._part("worker", *python, "tests.worker.fake_worker", json.dumps(worker)),
@@ -280,7 +290,10 @@ class Run:
             return {
                 one: engine.chat(
                     ChatRequest(
-                        model=MODEL, messages=[{"role": "user", "content": one}], temperature=0
+                        model=MODEL,
+                        messages=[{"role": "user", "content": one}],
+                        temperature=0,
+                        max_tokens=MAX_TOKENS,
                     )
                 ).text
                 for one in self._questions

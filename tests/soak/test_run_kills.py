@@ -9,7 +9,7 @@ import pytest
 from jobs.embedded import server_binary
 from tests.soak.run_kills import Run
 
-ROWS = 150
+ROWS = 100
 
 
 @pytest.mark.timeout(600)
