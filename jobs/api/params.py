@@ -88,6 +88,7 @@ class SessionFields(_OpenAIOptions, total=False):
     """The fields of a request that all turns of a conversation may share."""
 
     add_generation_prompt: bool | None
+    add_special_tokens: bool | None
     allowed_token_ids: Sequence[int] | None
     bad_words: Sequence[str] | None
     cache_salt: str | None
@@ -123,6 +124,8 @@ class _Conversation(TypedDict):
 class RequestFields(_Conversation, SessionTurnFields, total=False):
     """All fields of a `ChatRequest`: the type of a request as a plain dict."""
 
+    apply_chat_template: bool | None
+
 
 class ScoreFields(TypedDict, total=False):
     """All fields of a `ScoreRequest`: the type of a scoring request as a plain dict. An item is an
@@ -132,6 +135,9 @@ class ScoreFields(TypedDict, total=False):
     items: Required[Iterable[Mapping[str, object] | BaseModel]]
     token_logprobs: bool
     truncate: Literal["left"] | None
+    max_length: int | None
+    messages_as_text: bool
+    chat_template_kwargs: Mapping[str, Any] | None
     add_special_tokens: bool
     prefix_token_id: int | None
     cache_salt: str | None

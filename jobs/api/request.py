@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 
 MAX_NAME = 1000  # characters of a model's name
 MAX_TOOLS = 1024
+# The fields that only a chat template reads.
+TEMPLATE_INPUTS = (
+    *("tools", "chat_template_kwargs", "enable_thinking", "reasoning_effort"),
+    *("add_generation_prompt", "continue_final_message"),
+)
 # OpenAI takes up to 64 characters and no dot; others take longer names with dots.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -134,6 +139,8 @@ class ChatRequest(Sampling):
 
     The prompt:
         chat_template_kwargs, enable_thinking, reasoning_effort
+        apply_chat_template       False: the text of the messages is the prompt as it is
+        add_special_tokens        whether it begins with the tokenizer's special tokens
         add_generation_prompt, continue_final_message, truncate_prompt_tokens
         truncate                  "oldest": drop the oldest turns that the context has no room for
         cache_salt                state is reused only among prompts with equal ones
@@ -156,6 +163,8 @@ class ChatRequest(Sampling):
     user: Text | None = None
     metadata: dict[Text, Text] | None = None
     store: StrictBool | None = None  # false: the row has neither the prompt nor the answer
+    apply_chat_template: StrictBool | None = None  # false: the text of the messages is the prompt
+    add_special_tokens: StrictBool | None = None  # None: only without the chat template
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: StrictBool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
@@ -224,6 +233,20 @@ class ChatRequest(Sampling):
             raise ValueError("truncate_prompt_tokens: must be at least 1, or -1 for the context")
         if self.truncate is not None and self.truncate_prompt_tokens is not None:
             raise ValueError("truncate and truncate_prompt_tokens exclude each other: set only one")
+        return self
+
+    @model_validator(mode="after")
+    def _check_template_inputs(self) -> Self:
+        if self.apply_chat_template is not False:
+            return self
+        for name in TEMPLATE_INPUTS:
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name}: the chat template reads it, and apply_chat_template is false: remove "
+                    "one of them"
+                )
+        if self.job.session is not None:
+            raise ValueError("apply_chat_template: a session needs the chat template: remove it")
         return self
 
     @model_validator(mode="after")

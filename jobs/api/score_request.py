@@ -49,15 +49,21 @@ class ScoreItem(Checked):
 
 class PromptedItem(ScoreItem):
     """An item that scores continuations of a prompt: a text or token ids as they are, or messages,
-    which the model's chat template renders."""
+    which the model's chat template renders.
+
+    continue_final_message   the last message stays open, and the continuations go on with it
+    """
 
     prompt: Text | TokenIds | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    continue_final_message: StrictBool | None = None
 
     @model_validator(mode="after")
     def _check_prompt(self) -> PromptedItem:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt: set either prompt or messages")
+        if self.continue_final_message and self.messages is None:
+            raise ValueError("continue_final_message: a prompt has no messages: remove it")
         return self
 
 
@@ -143,6 +149,9 @@ class ScoreRequest(Checked):
         items               objects with a type, or LogLikelihood, Choice and Perplexity
         token_logprobs      false: results have sums only
         truncate            "left": a prompt that is too long loses its beginning
+        max_length          tokens that the model sees at once; by default its context
+        messages_as_text    true: rendered messages are split as any text
+        chat_template_kwargs  variables of the chat template
         add_special_tokens  whether texts begin with the tokenizer's special tokens; by default yes
         prefix_token_id     stands for an empty prompt; by default BOS, else EOS
         cache_salt          state is reused only among prompts with equal ones
@@ -154,6 +163,9 @@ class ScoreRequest(Checked):
     items: Annotated[list[Any], Field(min_length=1, max_length=MAX_ITEMS)]
     token_logprobs: StrictBool = True
     truncate: Literal["left"] | None = None
+    max_length: Annotated[StrictInt, Field(ge=1)] | None = None
+    messages_as_text: StrictBool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: StrictBool = True
     prefix_token_id: Annotated[StrictInt, Field(ge=0)] | None = None
     cache_salt: Annotated[Text, Field(min_length=1)] | None = None

@@ -58,7 +58,6 @@ _STRUCTURED = "structured output is not supported: describe the format in the me
 _FUNCTIONS = "it is OpenAI's former name of tools and tool_choice: use these"
 _FORM = "remove it"
 REFUSED_FIELDS: dict[str, Refused] = {
-    "add_special_tokens": Refused(False, "the chat template writes the special tokens"),
     "best_of": Refused(1, "use n, and choose among the answers"),
     "chat_template": Refused(None, "the template is the model's: put it into the model's folder"),
     "documents": Refused(None, "put them into chat_template_kwargs, as documents"),

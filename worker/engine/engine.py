@@ -196,7 +196,14 @@ class EngineCore:
             context_length=self.context_length,
             vocab_size=self.vocab_size,
             bad_word_ids=bad_word_ids(self.tokenizer, sampling.bad_words or ()),
+            special_stops=self._special_stops(sampling),
         )
+
+    def _special_stops(self, sampling: Sampling) -> set[int]:
+        """The special tokens whose texts are stop strings: the text of an answer leaves them out,
+        so that nothing would stop there."""
+        found = {self.tokenizer.id_of(text) for text in sampling.stop_strings}
+        return {one for one in found if one is not None and self.tokenizer.is_special(one)}
 
     @torch.inference_mode()
     def step(self) -> bool:

@@ -88,6 +88,8 @@ class LoadedModel:
 
     def reader_maker(self, request: ChatRequest, prompt: Prompt) -> Callable[[], AnswerReader]:
         """Makes readers for the completions of a request."""
+        if prompt.plain:
+            return AnswerReader
         make_parser, tags = parser_maker(self.tool_syntax, request), self.tags
         if self.harmony:
             return lambda: AnswerReader(HarmonySplitter(prompt.text), make_parser())

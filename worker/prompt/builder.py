@@ -8,7 +8,7 @@ from functools import cached_property
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from worker.checkpoint.tokenizer import Tokenizer
-from worker.prompt.encoder import PromptEncoder
+from worker.prompt.encoder import Around, PromptEncoder
 from worker.prompt.template import NO_TEMPLATE, ChatTemplate
 from worker.prompt.template_inputs import before_mark, messages_for, variables_for
 from worker.prompt.trim_turns import answer_room, build_newest
@@ -17,11 +17,12 @@ from worker.prompt.trim_turns import answer_room, build_newest
 @dataclass(frozen=True)
 class Prompt:
     """A rendered request: its text and its token ids. `continued`: text of the last message, if the
-    completion continues it."""
+    completion continues it. `plain`: the text is no conversation, and neither is the completion."""
 
     text: str
     token_ids: list[int]
     continued: str = ""
+    plain: bool = False
 
 
 class PromptBuilder:
@@ -50,7 +51,8 @@ class PromptBuilder:
     def build(self, request: ChatRequest) -> Prompt:
         """Render and tokenize a request. Raises JobError if it can't be rendered, asks for an
         unsupported feature, or exceeds the context."""
-        self._require_template()
+        if request.apply_chat_template is not False:
+            self._require_template()
         _check_supported(request)
         if request.truncate == "oldest":
             return build_newest(
@@ -65,18 +67,22 @@ class PromptBuilder:
 
     def _build(self, request: ChatRequest) -> Prompt:
         """Render and tokenize all messages of a request."""
-        text = self.render(request)
+        plain = request.apply_chat_template is False
+        if plain:
+            text = "".join(message.text for message in request.messages)
+        else:
+            text = self.render(request)
         last = request.truncate_prompt_tokens
         if last is not None and last < 0:
             last = max(1, self._context - answer_room(request.max_tokens or 1, self._context))
-        token_ids = self._encoder.encode(text, last)
+        special = request.add_special_tokens
+        around = self._added if (plain if special is None else special) else None
+        token_ids = self._encoder.encode(text, last, around)
         if not token_ids:
-            raise invalid(
-                "the prompt has no tokens: the chat template renders these messages as empty text",
-                "messages",
-            )
+            source = "they are empty" if plain else "the chat template renders them as empty text"
+            raise invalid(f"the prompt has no tokens: {source}", "messages")
         continued = request.messages[-1].text if request.continue_final_message else ""
-        return Prompt(text, token_ids, continued)
+        return Prompt(text, token_ids, continued, plain)
 
     def render(self, request: ChatRequest) -> str:
         """The text of all messages of a request. Raises JobError."""
@@ -105,17 +111,13 @@ class PromptBuilder:
     def encode(self, text: str, *, special_tokens: bool) -> list[int]:
         """Token ids of a text of any length. `special_tokens`: with those that the tokenizer or the
         model adds, unless the text begins with them. Raises JobError."""
-        ids = self._encoder.encode_all(text)
-        if not special_tokens:
-            return ids
-        before, after = self._added
-        return [*([] if ids[: len(before)] == before else before), *ids, *after]
+        return self._encoder.encode_all(text, self._added if special_tokens else None)
 
     @cached_property
-    def _added(self) -> tuple[list[int], list[int]]:
+    def _added(self) -> Around:
         """The special tokens before and after a text."""
         before, after = self._tokenizer.added_around()
-        return before or self._tokenizer.encode(self._bos), after
+        return Around(before or self._tokenizer.encode(self._bos), after)
 
     def _require_template(self) -> ChatTemplate:
         if self._template is None:

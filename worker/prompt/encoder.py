@@ -7,6 +7,8 @@ panics on some texts. See counter.py for what that process does.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from jobs.errors import JobError
 from jobs.sizes import counted
 from worker.checkpoint.tokenizer import Tokenizer, check_unicode, not_encodable
@@ -15,6 +17,21 @@ from worker.prompt.limited_process import Ended, LimitedProcess
 SHORT_CHARACTERS = 16_384  # characters of a prompt that is tokenized in this process
 TOKENIZE_SECONDS = 5.0  # CPU time for one prompt
 TOKENIZE_BYTES = 4 * 2**30  # address space of the child
+
+
+class Around(NamedTuple):
+    """The special tokens before and after a text."""
+
+    before: list[int]
+    after: list[int]
+
+
+def with_special(ids: list[int], around: Around | None) -> list[int]:
+    """Token ids with special tokens around them, unless they begin with those."""
+    if around is None:
+        return ids
+    before = [] if ids[: len(around.before)] == around.before else around.before
+    return [*before, *ids, *around.after]
 
 
 class PromptEncoder:
@@ -29,19 +46,23 @@ class PromptEncoder:
             tokenizer.to_json,
         )
 
-    def encode(self, text: str, last: int | None = None) -> list[int]:
-        """Token ids of a prompt, fewer than the context; only the `last` ones if given.
-        Raises JobError: context_length_exceeded, invalid_request."""
+    def encode(self, text: str, last: int | None = None, around: Around | None = None) -> list[int]:
+        """Token ids of a prompt, fewer than the context; only the `last` ones if given. `around`:
+        special tokens that it has. Raises JobError: context_length_exceeded, invalid_request."""
         check_unicode(text)
-        ids = self._encode_whole(text) if last is None else self.encode_all(text)[-last:]
+        if last is None:
+            ids = with_special(self._encode_whole(text), around)
+        else:
+            ids = self.encode_all(text, around)[-last:]
         if len(ids) >= self._context:
             raise self._exceeded(f"{len(ids)}")
         return ids
 
-    def encode_all(self, text: str) -> list[int]:
-        """Token ids of a text of any length: only time and memory limit it. Raises JobError."""
+    def encode_all(self, text: str, around: Around | None = None) -> list[int]:
+        """Token ids of a text of any length: only time and memory limit it. `around`: special
+        tokens that it has. Raises JobError."""
         check_unicode(text)
-        return self._encode(text, context=len(text) + 1)
+        return with_special(self._encode(text, context=len(text) + 1), around)
 
     def _encode_whole(self, text: str) -> list[int]:
         most = self._context * self._tokenizer.longest_token

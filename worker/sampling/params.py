@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from jobs.api.sampling import Sampling
@@ -82,10 +82,12 @@ def resolve_params(
     context_length: int,
     vocab_size: int,
     bad_word_ids: Sequence[Sequence[int]] = (),
+    special_stops: Set[int] = frozenset(),
 ) -> SamplingParams:
     """Fill in the model's defaults, then OpenAI's.
 
-    `bad_word_ids`: the token sequences that write `sampling.bad_words`. Raises JobError for ids
+    `bad_word_ids`: the token sequences that write `sampling.bad_words`. `special_stops`: the
+    special tokens whose texts are stop strings. Raises JobError for ids
     outside the vocabulary, for a prompt that fills the context, and for limits that may leave no
     token to generate.
     """
@@ -104,7 +106,7 @@ def resolve_params(
             given = getattr(defaults, name, None)
         return fallback if given is None else given
 
-    stop_ids = set(sampling.stop_token_ids or ())
+    stop_ids = {*(sampling.stop_token_ids or ()), *special_stops}
     if not sampling.ignore_eos:
         stop_ids |= set(defaults.eos_token_ids)
     bias = {int(key): value for key, value in (sampling.logit_bias or {}).items()}

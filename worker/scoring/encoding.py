@@ -33,7 +33,8 @@ class ItemEncoder:
 
     def __init__(self, engine: EngineCore, request: ScoreRequest) -> None:
         self._engine, self._request = engine, request
-        self._context = engine.context_length
+        context, most = engine.context_length, request.max_length
+        self._context = context if most is None else min(context, most)
         self._special = request.add_special_tokens
 
     def targets(self, item: Item) -> list[Targets]:
@@ -74,16 +75,14 @@ class ItemEncoder:
         self, item: LogLikelihood | Choice, given: Sequence[str | list[int]], name: str
     ) -> Iterator[tuple[list[int], list[int]]]:
         """The token ids of context and target of each continuation."""
-        prompt, special = item.prompt, self._special
+        prompt, text, special = item.prompt, "", self._special
         if item.messages is not None:
-            # The chat template decides where a prompt ends, and writes the special tokens.
-            prompt = text = self._rendered(item.messages)
-            special = False
-        elif isinstance(prompt, str):
-            text = prompt.rstrip()
-        else:
-            text = ""
+            prompt = self._rendered(item, item.messages)
         if isinstance(prompt, str):
+            text = prompt.rstrip()
+            if item.messages is not None and not self._request.messages_as_text:
+                # The chat template decides where a prompt ends, and writes the special tokens.
+                text, special = prompt, False
             context = self._encode(text, special=special) if text else []
         else:
             context = self._check(prompt or [], "prompt")
@@ -100,9 +99,12 @@ class ItemEncoder:
                 raise invalid(f"{target_name} adds no token to the prompt", target_name)
             yield self._with_context(context, target, target_name)
 
-    def _rendered(self, messages: Sequence[Message]) -> str:
+    def _rendered(self, item: LogLikelihood | Choice, messages: Sequence[Message]) -> str:
         request = ChatRequest(
-            model=self._request.model, messages=[one.to_dict() for one in messages]
+            model=self._request.model,
+            messages=[one.to_dict() for one in messages],
+            continue_final_message=item.continue_final_message,
+            chat_template_kwargs=self._request.chat_template_kwargs,
         )
         return self._engine.prompts.render(request)
 

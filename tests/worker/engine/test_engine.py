@@ -105,6 +105,26 @@ def test_a_completion_ends_at_the_context_length(path: Path) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
+def test_a_prompt_without_the_chat_template_is_continued_as_it_is(engine: Engine) -> None:
+    text = "<think>the dog"
+    completion = engine.chat(ask(text, apply_chat_template=False, temperature=0))
+    sampling = Sampling(temperature=0, max_tokens=12)
+    (plain,) = engine.generate([engine.tokenizer.encode(text)], sampling)
+    assert completion.text == plain.text
+    assert completion.choices[0].message.reasoning_content is None
+
+
+def test_the_text_of_a_special_token_stops_at_the_token(engine: Engine) -> None:
+    """Though it is not shown."""
+    (special,) = engine.tokenizer.encode("<|im_start|>")
+    assert engine.tokenizer.is_special(special)
+    forced = Sampling(allowed_token_ids=[special], ignore_eos=True, max_tokens=3, temperature=0)
+    for stop, count in (("<|im_end|>", 3), ("<|im_start|>", 1)):
+        sampling = forced.model_copy(update={"stop": [stop]})
+        (found,) = engine.generate([PROMPT], sampling)
+        assert (len(found.token_ids), found.text) == (count, "")
+
+
 def test_text_ends_before_a_stop_string(engine: Engine) -> None:
     (free,) = engine.generate([PROMPT], Sampling(seed=5, temperature=1.0, max_tokens=40))
     stop = free.text[10:13]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from jobs import ChatRequest, JobError
 from tests.worker.prompt.requests import (
@@ -94,6 +95,41 @@ def test_the_bos_token_occurs_once(tmp_path: Path, style: Style) -> None:
     if begin is None:
         return
     assert ids.count(read_tokenizer(folder).id_of(begin) or -1) == 1
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("style", STYLES)
+def test_a_text_without_the_chat_template_has_the_tokens_of_transformers(
+    tmp_path: Path, style: Style
+) -> None:
+    folder = save(tmp_path, style, TEMPLATES[style])
+    theirs, build = AutoTokenizer.from_pretrained(folder), builder(folder).build
+    text = " Hello, 你好 🎉 \n"
+    plain = {"messages": [HELLO], "apply_chat_template": False}
+    assert build(ChatRequest(model="m", **plain)).token_ids == theirs.encode(text)
+    bare = build(ChatRequest(model="m", **plain, add_special_tokens=False))
+    assert bare.token_ids == theirs.encode(text, add_special_tokens=False)
+    cut = build(ChatRequest(model="m", **plain, truncate_prompt_tokens=3))
+    assert cut.token_ids == theirs.encode(text)[-3:]
+    # They begin a rendered prompt only if asked, and then once.
+    templated = build(request(HELLO, add_special_tokens=True))
+    begin = theirs.encode("a")[: -len(theirs.encode("a", add_special_tokens=False))]
+    rest = build(request(HELLO)).token_ids
+    assert templated.token_ids == (rest if rest[: len(begin)] == begin else [*begin, *rest])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": TOOLS},
+        {"continue_final_message": True},
+        {"chat_template_kwargs": {"a": 1}},
+        {"job": {"session": "s"}},
+    ],
+)
+def test_a_field_of_the_chat_template_is_refused_without_it(fields: dict[str, Any]) -> None:
+    with pytest.raises(JobError, match="chat template"):
+        request(HELLO, apply_chat_template=False, **fields)
 
 
 @pytest.mark.parametrize("style", ["llama2", "gemma"])

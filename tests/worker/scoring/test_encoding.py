@@ -13,6 +13,7 @@ from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.scoring.scores import request, score
 from worker import Engine
+from worker.prompt.encoder import Around
 from worker.scoring.encoding import ItemEncoder, Targets, rolling_windows
 
 CONTEXT = 64
@@ -94,11 +95,58 @@ def test_messages_are_rendered_by_the_chat_template(engine: Engine) -> None:
 def test_messages_have_the_special_tokens_of_their_template_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(vars(engine._core.prompts), "_added", ([7], [8]))  # by the tokenizer
+    monkeypatch.setitem(vars(engine._core.prompts), "_added", Around([7], []))  # by the tokenizer
     messages: Any = [{"role": "user", "content": "two plus three?"}]
     prompt = engine.prompt_ids(ChatRequest(model="m", messages=messages))
     (one,) = targets(engine, {"type": "choice", "messages": messages, "choices": ["five"]})
     assert list(one.token_ids) == [*prompt, *engine.tokenizer.encode("five")]
+
+
+def test_messages_as_text_are_split_as_any_prompt(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(engine._core.prompts), "_added", Around([7], []))
+    messages: Any = [{"role": "user", "content": "two plus three?"}]
+    item = {"type": "choice", "messages": messages, "choices": ["five"]}
+    text = engine.tokenizer.decode(targets(engine, item)[0].token_ids, skip_special_tokens=False)
+    assert text.endswith("\nfive")  # the template ends with white space
+    (one,) = targets(engine, item, messages_as_text=True)
+    (same,) = targets(engine, likelihood(text.removesuffix("five"), "five"))
+    assert one == same
+    assert one.token_ids[0] == 7
+
+
+def test_the_last_message_may_stay_open(engine: Engine) -> None:
+    messages: Any = [
+        {"role": "user", "content": "two plus three?"},
+        {"role": "assistant", "content": "It is"},
+    ]
+    item = {"type": "choice", "messages": messages, "choices": [" five"]}
+    (one,) = targets(engine, {**item, "continue_final_message": True})
+    assert engine.tokenizer.decode(one.token_ids).endswith("It is five")
+    with pytest.raises(JobError, match="a prompt has no messages"):
+        parse_item({**likelihood("a", "b"), "continue_final_message": True})
+
+
+def test_a_variable_of_the_chat_template_changes_the_prompt(engine: Engine) -> None:
+    messages: Any = [{"role": "user", "content": "two plus three?"}]
+    item = {"type": "choice", "messages": messages, "choices": ["five"]}
+    off = {"enable_thinking": False}
+    (one,) = targets(engine, item, chat_template_kwargs=off)
+    request = ChatRequest(model="m", messages=messages, chat_template_kwargs=off)
+    prompt = engine.prompt_ids(request)
+    assert list(one.token_ids[: one.first]) == prompt
+    assert prompt != engine.prompt_ids(ChatRequest(model="m", messages=messages))
+
+
+def test_max_length_is_a_shorter_context(engine: Engine) -> None:
+    prompt = list(range(1, 20))
+    with pytest.raises(JobError, match="the context holds 8"):
+        targets(engine, likelihood(prompt, [1]), max_length=8)
+    (one,) = targets(engine, likelihood(prompt, [1]), max_length=8, truncate="left")
+    assert (len(one.token_ids), one.truncated) == (9, 11)
+    windows = targets(engine, {"type": "perplexity", "text": prompt}, max_length=8)
+    assert windows == targets(engine, {"type": "perplexity", "text": prompt, "window": 8})
 
 
 def test_special_tokens_begin_a_text_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
