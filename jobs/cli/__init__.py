@@ -33,6 +33,7 @@ def build() -> click.Group:
     from jobs.cli.follow import follow
     from jobs.cli.jobs import cancel, jobs_group
     from jobs.cli.limits import limits
+    from jobs.cli.lm_eval import lm_eval
     from jobs.cli.record import record
     from jobs.cli.results import results
     from jobs.cli.run import run
@@ -44,7 +45,7 @@ def build() -> click.Group:
     for plugin in sorted(entry_points(group="chatjobs.commands"), reverse=True):
         group.add_command(plugin.load())
     of_jobs = (chat, submit, run, follow, cancel, jobs_group, status, limits)
-    of_results = (record, results, score, diff)
+    of_results = (record, results, score, diff, lm_eval)
     for command in (*of_jobs, *of_results):
         group.add_command(command)
     return click.version_option(package_name="chatjobs")(group)

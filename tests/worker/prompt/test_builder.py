@@ -105,11 +105,10 @@ def test_a_text_without_the_chat_template_has_the_tokens_of_transformers(
     folder = save(tmp_path, style, TEMPLATES[style])
     theirs, build = AutoTokenizer.from_pretrained(folder), builder(folder).build
     text = " Hello, 你好 🎉 \n"
-    plain = {"messages": [HELLO], "apply_chat_template": False}
-    assert build(ChatRequest(model="m", **plain)).token_ids == theirs.encode(text)
-    bare = build(ChatRequest(model="m", **plain, add_special_tokens=False))
+    assert build(request(HELLO, apply_chat_template=False)).token_ids == theirs.encode(text)
+    bare = build(request(HELLO, apply_chat_template=False, add_special_tokens=False))
     assert bare.token_ids == theirs.encode(text, add_special_tokens=False)
-    cut = build(ChatRequest(model="m", **plain, truncate_prompt_tokens=3))
+    cut = build(request(HELLO, apply_chat_template=False, truncate_prompt_tokens=3))
     assert cut.token_ids == theirs.encode(text)[-3:]
     # They begin a rendered prompt only if asked, and then once.
     templated = build(request(HELLO, add_special_tokens=True))

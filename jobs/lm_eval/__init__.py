@@ -1,0 +1,1 @@
+"""The adapter of lm-evaluation-harness: its requests as jobs."""
