@@ -118,10 +118,11 @@ def write_scores(results: Results, run: str, metric: str, tables: Iterable[pa.Ta
 
 
 def write_run_card(run_dir: Path, content: dict[str, Any]) -> None:
-    """Write `content` to run.json, and the data-set card. Each file is replaced atomically."""
+    """Write `content` to run.json, and the data-set card before it. Each file is replaced
+    atomically."""
     text = json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
-    write_text(run_dir, RUN_FILE, text)
     write_text(run_dir, CARD_FILE, CARD.format(run=run_dir.name))
+    write_text(run_dir, RUN_FILE, text)
 
 
 class BrokenFileWarning(UserWarning):
@@ -272,18 +273,28 @@ def _check(files: list[Path]) -> dict[Path, str]:
 
 
 def write_text(folder: Path, name: str, text: str) -> None:
-    """Replace a file of a run atomically."""
+    """Replace a file of a run atomically, and remove what writers of it left that were killed."""
     temporary = folder / TEMPORARY / f"{name}.{uuid.uuid4().hex}"
-    _make_folder(temporary.parent)
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(folder / name)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # incomplete: the disk is full
-        raise
+    while True:
+        _make_folder(temporary.parent)
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            temporary.unlink(missing_ok=True)  # incomplete: the disk is full
+            raise
+        try:
+            temporary.replace(folder / name)
+            break
+        except FileNotFoundError:
+            pass  # another writer of the file took it for what a killed one left
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+    for leftover in temporary.parent.glob(f"{name}.*"):
+        leftover.unlink(missing_ok=True)
     sync_folder(folder)
 
 

@@ -5,6 +5,7 @@ Each reader is imported by the test that uses it: most test processes need none.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
@@ -235,3 +236,25 @@ def test_a_run_card_that_can_not_be_written_leaves_no_file_behind(tmp_path):
         with pytest.raises(OSError):
             write_run_card(tmp_path / "r1", {})
     assert os.listdir(tmp_path / "r1" / "_tmp") == []
+
+
+def test_a_run_card_removes_what_a_killed_writer_left(tmp_path):
+    for name in ("run.json.1", "README.md.2", "part-0.1.parquet"):
+        write_part(tmp_path / "_tmp" / name, tmp_path / name, table_of([]))
+        (tmp_path / name).replace(tmp_path / "_tmp" / name)
+    write_run_card(tmp_path, {"run_id": "r"})
+    assert [path.name for path in (tmp_path / "_tmp").iterdir()] == ["part-0.1.parquet"]
+
+
+def test_a_writer_whose_file_another_one_removed_writes_it_again(tmp_path, monkeypatch):
+    replace, others = Path.replace, iter((True, False, True, False))
+
+    def replace_late(path, target):
+        if next(others):
+            path.unlink()
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace_late)
+    write_run_card(tmp_path, {"run_id": "r"})
+    assert json.loads((tmp_path / "run.json").read_text()) == {"run_id": "r"}
+    assert not list((tmp_path / "_tmp").iterdir())
