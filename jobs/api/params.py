@@ -101,6 +101,7 @@ class SessionFields(_OpenAIOptions, total=False):
     prompt_logprobs: int | None
     min_tokens: int | None
     repetition_penalty: float | None
+    separate_reasoning: bool | None
     skip_special_tokens: bool | None
     stop_token_ids: Sequence[int] | None
     stream: bool | None

@@ -134,6 +134,7 @@ class ChatRequest(Sampling):
         logprobs, top_logprobs    log-probabilities of the tokens
         prompt_logprobs           log-probabilities of the prompt's tokens, without stream
         skip_special_tokens, response_format
+        separate_reasoning        False: the reasoning stays in the content, with its tags
         stream                    publish the tokens as they are generated
         stream_options            {"include_usage": True}: end the stream with the token counts
 
@@ -170,6 +171,7 @@ class ChatRequest(Sampling):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
+    separate_reasoning: StrictBool | None = None  # None: true
     add_generation_prompt: StrictBool | None = None  # None: unless continue_final_message
     continue_final_message: StrictBool | None = None
     truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1)] | None = None  # -1: to the context

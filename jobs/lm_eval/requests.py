@@ -125,7 +125,9 @@ def generation_fields(
                 "max_gen_toks",
             )
     prompt = prompt_fields(context)
-    if "messages" not in prompt:
+    if "messages" in prompt:
+        prompt["separate_reasoning"] = False
+    else:
         prompt = {
             "messages": [{"role": "user", "content": context}],
             "apply_chat_template": False,

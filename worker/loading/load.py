@@ -91,6 +91,8 @@ class LoadedModel:
         if prompt.plain:
             return AnswerReader
         make_parser, tags = parser_maker(self.tool_syntax, request), self.tags
+        if request.separate_reasoning is False:
+            return lambda: AnswerReader(parser=make_parser())
         if self.harmony:
             return lambda: AnswerReader(HarmonySplitter(prompt.text), make_parser())
         if tags is None:

@@ -57,7 +57,9 @@ def test_a_text_is_continued_without_the_chat_template() -> None:
     assert sent["apply_chat_template"] is False
     assert (sent["max_tokens"], sent["temperature"], sent["stop"]) == (8, 0, ["\n"])
     assert sent["truncate_prompt_tokens"] == -1
-    assert "apply_chat_template" not in fields(chat_context(HISTORY, complete=True))
+    chat = fields(chat_context(HISTORY, complete=True))
+    assert "apply_chat_template" not in chat
+    assert chat["separate_reasoning"] is False  # as `hf` has it
 
 
 def test_a_context_leaves_room_for_the_answer() -> None:

@@ -153,6 +153,9 @@ def test_reasoning_is_separated_from_content(engine: Engine) -> None:
     assert completion.usage is not None
     details = completion.usage.completion_tokens_details
     assert details is not None and details.reasoning_tokens == 7
+    whole = engine.chat(request.model_copy(update={"separate_reasoning": False}))
+    message = whole.choices[0].message
+    assert (message.content, message.reasoning_content) == ("<think>" * 8, None)
 
 
 def test_a_cancelled_request_keeps_its_partial_output(engine: Engine) -> None:
