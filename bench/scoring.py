@@ -29,7 +29,7 @@ from jobs.embedded import EmbeddedRedis
 from jobs.operations import CHAT, rows_of
 from jobs.results.files import SAMPLES, TEMPORARY, table_of, write_part
 from jobs.results.outbox import outbox_entry
-from jobs.store.enqueue import DIGEST_BYTES
+from jobs.store.reservations import DIGEST_BYTES
 from jobs.store.rq_layout import DATA, decode_call, job_key, queue_key
 
 RUN = "bench"

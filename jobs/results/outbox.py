@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from jobs.api.row_keys import given_row, hashed_row
+from jobs.api.row_keys import given_repeat, given_row, hashed_row
 from jobs.encoding import from_json, to_json
 from jobs.keys import RUN_ID
 from jobs.results.failures import Failure
@@ -177,9 +177,7 @@ def row_index_of(job_id: str, request: dict[str, Any]) -> int:
 
 def repeat_of(request: Mapping[str, Any]) -> int:
     """Which sample of its row a request is; 0 if it names none or an invalid one."""
-    repeat = _options(request).get("repeat")
-    valid = isinstance(repeat, int) and not isinstance(repeat, bool) and 0 <= repeat < 2**31
-    return repeat if valid else 0  # type: ignore[return-value]
+    return given_repeat(request.get("job"))
 
 
 def _options(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from jobs.api.request import ChatRequest
 from jobs.encoding import to_json
 from jobs.errors import JobError
 from jobs.store.damage import Damaged, damage_of
-from jobs.store.enqueue import Enqueued, NewJob, custom_id_digest, is_keyed, is_unwritten, new_job
+from jobs.store.enqueue import Enqueued, NewJob, custom_id_digest, is_keyed, new_job
 from jobs.store.enqueue_errors import custom_id_taken, id_taken, row_taken
+from jobs.store.reservations import is_unwritten, job_of
 from jobs.store.rq_layout import DATA, job_key, queue_names
 
 # The remedy if the number of a line without custom_id is taken. A custom_id is none in a run whose
@@ -155,7 +156,8 @@ class FileRows:
             if reservation and not reservation.startswith(job.digest)
         }
         unwritten = [n for n, reservation in others.items() if is_unwritten(reservation)]
-        exists = self._read([("exists", job_key(jobs[n].job_of(others[n]))) for n in unwritten])
+        owners = [job_of(others[n], jobs[n].run, jobs[n].request.job.row or 0) for n in unwritten]
+        exists = self._read([("exists", job_key(one)) for one in owners])
         free = {n for n, there in zip(unwritten, exists, strict=True) if not there}
         return {n: reservation for n, reservation in others.items() if n not in free}
 

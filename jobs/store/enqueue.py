@@ -21,6 +21,7 @@ from redis.exceptions import OutOfMemoryError
 from jobs import keys, lua
 from jobs.api.params import RequestFields, ScoreFields
 from jobs.api.request import ChatRequest
+from jobs.api.row_keys import named_rows
 from jobs.api.score_request import ScoreRequest
 from jobs.errors import InvalidRequest, JobError, invalid
 from jobs.operations import Request, operation_for, parse_request
@@ -38,6 +39,16 @@ from jobs.store.enqueue_errors import (
 from jobs.store.expiry import BULK_RESULT_SECONDS, FAILURE_SECONDS, RESULT_SECONDS, ROW_SECONDS
 from jobs.store.limits import DEFAULTS
 from jobs.store.preludes import QUEUE_LUA, RESERVATIONS_LUA, TURNS_LUA
+from jobs.store.reservations import (
+    DIGEST_BYTES,
+    NewRow,
+    ReservedRows,
+    digest_of,
+    is_unwritten,
+    job_of,
+    reserved_rows,
+    row_job,
+)
 from jobs.store.rq_layout import (
     DATA,
     MAX_DATA,
@@ -62,7 +73,6 @@ RequestInput: TypeAlias = ChatInput | ScoreInput
 
 BATCH = 500  # jobs per round trip
 RESULT_TTLS = {"interactive": RESULT_SECONDS, "bulk": BULK_RESULT_SECONDS}
-DIGEST_BYTES = 8  # of a request with a row, as in reservations.lua, and of a custom_id
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -89,7 +99,6 @@ class EnqueueKeys(NamedTuple):
     results: str
     open_bytes: str
     limits: str
-    rows: str
     deadlines: str
     abandoned_job: str
     ids: str
@@ -103,8 +112,9 @@ class EnqueueArgs(NamedTuple):
     data: bytes
     request_bytes: int
     message_bytes: int
-    row: str
-    digest: bytes
+    fields: str
+    digests: bytes
+    item_job: str
     custom_id: bytes
     row_number: int | str
     row_seconds: int
@@ -122,6 +132,13 @@ class EnqueueArgs(NamedTuple):
     session_waits: int
 
 
+class Abandoned(NamedTuple):
+    """The reservation of a row by another request, to be replaced if its job is gone."""
+
+    reservation: bytes
+    job: str
+
+
 class NewJob(NamedTuple):
     id: str
     request: Request
@@ -129,27 +146,29 @@ class NewJob(NamedTuple):
     request_bytes: int
     message_bytes: int
     data: bytes
-    digest: bytes  # of the content, of a request with a row
+    digest: bytes  # of the content, of a request with rows
+    rows: Sequence[NewRow]
+    reserved: ReservedRows
     by_custom_id: bool = False  # custom_id identifies the row
     holder: str = ""  # token of the lease on the run that the caller must hold; "": none
 
-    def script_keys(self, abandoned: bytes = b"") -> EnqueueKeys:
-        options = self.request.job
-        rows = keys.rows(self.run, options.row or 0)
-        ids, next_row = rows, rows
+    def script_keys(self, abandoned: Abandoned | None = None) -> list[str]:
+        """EnqueueKeys and the hashes of the rows."""
+        options, job = self.request.job, job_key(self.id)
+        ids, next_row = job, job
         if self.by_custom_id:
             ids = keys.custom_ids(self.run, options.custom_id or "")
             next_row = keys.next_row(self.run)
-        return _keys_of(self.request.model, options.priority)._replace(
-            job=job_key(self.id),
+        named = _keys_of(self.request.model, options.priority)._replace(
+            job=job,
             log=keys.log(self.id),
             results=results_key(self.id),
-            rows=rows,
-            abandoned_job=job_key(self.job_of(abandoned) if abandoned else self.id),
+            abandoned_job=job if abandoned is None else job_key(abandoned.job),
             ids=ids,
             next_row=next_row,
-            producer=keys.producer(self.run) if self.holder else rows,
+            producer=keys.producer(self.run) if self.holder else job,
         )
+        return [*named, *self.reserved.hashes]
 
     def all_keys(self) -> list[str]:
         """Every key that the script reads or writes."""
@@ -163,13 +182,10 @@ class NewJob(NamedTuple):
             names += (keys.session(session), keys.turns(session), keys.open_turns(session))
         return names
 
-    def job_of(self, reservation: bytes) -> str:
-        """The id of the job that has a reservation of this row, unless its request chose an id."""
-        return _row_job(self.run, self.request.job.row or 0, reservation[:DIGEST_BYTES])
-
-    def script_args(self, now: str, result_ttl: int | None, abandoned: bytes = b"") -> list[Any]:
-        """The named arguments, then field, value, … of the hash. `abandoned`: the reservation of
-        another request that this one replaces."""
+    def script_args(
+        self, now: str, result_ttl: int | None, abandoned: Abandoned | None = None
+    ) -> list[Any]:
+        """The named arguments, then field, value, … of the hash."""
         model, options = self.request.model, self.request.job
         named = EnqueueArgs(
             job_id=self.id,
@@ -177,12 +193,13 @@ class NewJob(NamedTuple):
             data=self.data,
             request_bytes=self.request_bytes,
             message_bytes=self.message_bytes,
-            row="" if options.row is None else keys.row_field(options.row, options.repeat),
-            digest=self.digest,
+            fields=self.reserved.fields,
+            digests=b"".join(one.digest for one in self.rows),
+            item_job=self.id if isinstance(self.request, ScoreRequest) else "",
             custom_id=custom_id_digest(options.custom_id or "") if self.by_custom_id else b"",
             row_number=(options.row or 0) if self.by_custom_id else "",
             row_seconds=ROW_SECONDS,
-            abandoned=abandoned,
+            abandoned=b"" if abandoned is None else abandoned.reservation,
             at="" if options.at is None else round(1000 * options.at.timestamp()),
             delay="" if options.delay is None else round(1000 * options.delay),
             ttl="" if options.ttl is None else max(1, round(1000 * options.ttl)),
@@ -224,7 +241,6 @@ def _keys_of(model: str, priority: str) -> EnqueueKeys:
         results="",
         open_bytes=keys.OPEN_BYTES,
         limits=keys.LIMITS,
-        rows="",
         deadlines=keys.DEADLINES,
         abandoned_job="",
         ids="",
@@ -259,39 +275,47 @@ def custom_id_digest(custom_id: str) -> bytes:
     return hashlib.blake2b(custom_id.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-def is_unwritten(reservation: bytes) -> bool:
-    """True if the row of a reservation is still to be written."""
-    return len(reservation) > DIGEST_BYTES
-
-
 def new_job(request: Request, *, by_custom_id: bool = False, holder: str = "") -> NewJob:
     """`by_custom_id`: custom_id identifies the row of a request that has one. `holder`: see
     `enqueue`."""
     content = request.to_dict()
-    run, row, job_id = run_of(content), request.job.row, request.job.id
+    run, job_id = run_of(content), request.job.id
     keyed = by_custom_id and is_keyed(request)
-    # All of it becomes JSON once: the sizes and the digest come from the text of the job.
-    messages = [_to_json(message) for message in content.pop("messages", ())]
-    content["job"] = content.pop("job")  # last, so that the id can be appended
-    content["job"].pop("id", None)
-    first = f'"messages":[{",".join(messages)}],' if messages else ""
-    text = f"{{{first}{_to_json(content)[1:]}"
+    has_items = isinstance(request, ScoreRequest)
+    named = named_rows(content)
+    # All of it becomes JSON once: the sizes and the digests come from the texts of the job.
+    name = "items" if has_items else "messages"
+    parts = [_to_json(part) for part in content.pop(name)]
+    options = content.pop("job")
+    options.pop("id", None)
+    common = _to_json(content)[1:-1]
+    text = f'{{"{name}":[{",".join(parts)}],{common},"job":{_to_json(options)}}}'
     digest = b""
-    if row is not None:
-        content_text = (text + (job_id or "")).encode()
-        digest = hashlib.blake2b(content_text, digest_size=DIGEST_BYTES).digest()
-        job_id = job_id or _row_job(run, row, digest)
+    if named:
+        digest = digest_of(text + (job_id or ""))
+        job_id = job_id or row_job(run, next(iter(named.values()))[0], digest)
     job_id = job_id or _new_id()
-    comma = "," if content["job"] else ""
+    rows = [
+        NewRow(row, repeat, digest_of(common + parts[place]) if has_items else digest)
+        for place, (row, repeat) in named.items()
+    ]
+    comma = "," if options else ""
     text = f'{text[:-2]}{comma}"id":"{job_id}"}}}}'
     call, data = encode_call(operation_for(request).func, "request", text)
-    longest = max(map(len, messages), default=0)
-    return NewJob(job_id, request, run, len(call), longest, data, digest, keyed, holder)
-
-
-def _row_job(run: str, row: int, digest: bytes) -> str:
-    """The id of the job of a row, from the digest of its request."""
-    return hashlib.blake2b(f"{run}/{row}/".encode() + digest, digest_size=16).hexdigest()
+    longest = 0 if has_items else max(map(len, parts), default=0)
+    return NewJob(
+        id=job_id,
+        request=request,
+        run=run,
+        request_bytes=len(call),
+        message_bytes=longest,
+        data=data,
+        digest=digest,
+        rows=rows,
+        reserved=reserved_rows(run, named.values()),
+        by_custom_id=keyed,
+        holder=holder,
+    )
 
 
 def _new_id() -> str:
@@ -374,7 +398,7 @@ def enqueue(
     found: list[Enqueued | JobError] = []
     for start in range(0, len(jobs), BATCH):
         batch = jobs[start : start + BATCH]
-        replies = _send(redis, batch, [b""] * len(batch), result_ttl)
+        replies = _send(redis, batch, [None] * len(batch), result_ttl)
         _replace_abandoned(redis, batch, replies, result_ttl)
         for job, reply in zip(batch, replies, strict=True):
             enqueued = Enqueued(job.id, reply == [b"same"], reply == [b"ended"])
@@ -383,17 +407,20 @@ def enqueue(
 
 
 def _send(
-    redis: Redis, jobs: Sequence[NewJob], abandoned: Sequence[bytes], result_ttl: int | None
+    redis: Redis,
+    jobs: Sequence[NewJob],
+    abandoned: Sequence[Abandoned | None],
+    result_ttl: int | None,
 ) -> list[Any]:
     """The replies to the scripts of some jobs, in one round trip. `abandoned`: the reservation that
-    each replaces, empty for none."""
+    each replaces."""
     script = redis.register_script(ENQUEUE)
     pipeline: Any = redis.pipeline(transaction=False)  # its stubs lack `scripts`
     pipeline.scripts.add(script)
     now = format_time()
-    for job, reservation in zip(jobs, abandoned, strict=True):
-        names = job.script_keys(reservation)
-        args = job.script_args(now, result_ttl, reservation)
+    for job, other in zip(jobs, abandoned, strict=True):
+        names = job.script_keys(other)
+        args = job.script_args(now, result_ttl, other)
         pipeline.execute_command("EVALSHA", script.sha, len(names), *names, *args)
     replies: list[Any] = pipeline.execute(raise_on_error=False)
     return replies
@@ -404,24 +431,28 @@ def _replace_abandoned(
 ) -> None:
     """Send again what was refused for the reservation of another request, if the job of that has
     left Redis without a row, as after `rq empty`: nobody would ever write the row."""
-    held = {
-        number: reply[1]
-        for number, reply in enumerate(replies)
-        if isinstance(reply, list) and reply[0] == b"row" and is_unwritten(reply[1])
-    }
+    held: dict[int, Abandoned] = {}
+    for number, reply in enumerate(replies):
+        if isinstance(reply, list) and reply[0] == b"row" and is_unwritten(reply[1]):
+            row = _taken_row(jobs[number], reply)
+            held[number] = Abandoned(reply[1], job_of(reply[1], jobs[number].run, row))
     if not held:
         return
     pipeline = redis.pipeline(transaction=False)
-    for number, reservation in held.items():
-        pipeline.exists(job_key(jobs[number].job_of(reservation)))
+    for other in held.values():
+        pipeline.exists(job_key(other.job))
     exists = dict(zip(held, pipeline.execute(), strict=True))
     again = [number for number in held if not exists[number]]
     if again:
-        batch = [jobs[number] for number in again]
-        for number, reply in zip(
-            again, _send(redis, batch, [held[number] for number in again], result_ttl), strict=True
-        ):
+        batch, others = [jobs[number] for number in again], [held[number] for number in again]
+        sent = _send(redis, batch, others, result_ttl)
+        for number, reply in zip(again, sent, strict=True):
             replies[number] = reply
+
+
+def _taken_row(job: NewJob, reply: Sequence[bytes]) -> int:
+    """The row of a job that another request has, by the reply to its script."""
+    return job.rows[int(reply[2]) - 1].row
 
 
 def _check_sizes(jobs: Sequence[NewJob]) -> None:
@@ -450,7 +481,7 @@ def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
     if reply[0] == b"producer":
         raise LeaseLost(job.run)
     if reply[0] == b"row":  # with the other reservation
-        return row_taken(job.run, job.request.job.row)
+        return row_taken(job.run, _taken_row(job, reply))
     reason, *numbers = [value.decode() for value in reply]
     match reason:
         case "enqueued" | "same" | "ended":

@@ -19,6 +19,7 @@ from redis.client import Pipeline
 
 from jobs import clock, keys, lua
 from jobs.api.conversation import Turn
+from jobs.api.row_keys import named_rows
 from jobs.encoding import encodable
 from jobs.errors import JobError
 from jobs.operations import operation_named
@@ -29,6 +30,7 @@ from jobs.store.expiry import ROW_SECONDS, SECONDS_WHEN_FULL
 from jobs.store.job_state import JobState, read_existing
 from jobs.store.leases import lease_args, lease_keys
 from jobs.store.preludes import JOB_END_LUA, LEASE_LUA, TENANT_RUNNING_LUA
+from jobs.store.reservations import ReservedRows, reserved_rows
 from jobs.store.rq_layout import (
     End,
     deferred_key,
@@ -72,7 +74,6 @@ class EndKeys(NamedTuple):
     live: str
     open_bytes: str
     deadlines: str
-    rows: str
 
 
 class EndArgs(NamedTuple):
@@ -86,7 +87,7 @@ class EndArgs(NamedTuple):
     failures: str
     row: str
     run: str
-    row_field: str
+    fields: str
     row_seconds: int
     end_id: str
     end_payload: str
@@ -145,7 +146,7 @@ class JobEnd:
     keep: int  # seconds to keep the job; 0 deletes it, -1 keeps it for ever
     request: Mapping[str, Any]  # as submitted; {} if it can't be read
     run: str
-    row_index: int
+    rows: ReservedRows
     row: str  # outbox.encode(…)
     error: JobError | None = None
     answer: Answer | None = None  # of a job that has finished
@@ -165,8 +166,9 @@ class JobEnd:
         return "cancelled" if self.status == "canceled" else "error"
 
     @property
-    def keys(self) -> EndKeys:
-        return EndKeys(
+    def keys(self) -> list[str]:
+        """EndKeys and the hashes of the rows."""
+        named = EndKeys(
             job=job_key(self.job),
             queue=queue_key(self.queue),
             registry=registry_key(self.queue, self.status),
@@ -177,8 +179,8 @@ class JobEnd:
             live=keys.live(self.job),
             open_bytes=keys.OPEN_BYTES,
             deadlines=keys.DEADLINES,
-            rows=keys.rows(self.run, self.row_index),
         )
+        return [*named, *self.rows.hashes]
 
     @property
     def args(self) -> list[Any]:
@@ -195,7 +197,7 @@ class JobEnd:
             failures=json.dumps(self.failures) if self.failures else "",
             row=self.row,
             run=self.run,
-            row_field=keys.row_field(self.row_index, outbox.repeat_of(self.request)),
+            fields=self.rows.fields,
             row_seconds=ROW_SECONDS,
             end_id=end_id(self.attempt),
             end_payload=end_payload(self.reason, usage, self.error),
@@ -247,12 +249,16 @@ def unanswered(
         keep=state.failure_ttl,
         request=state.request,
         run=row["run"],
-        row_index=row["row_index"],
+        rows=_rows_of(row["run"], state.request),
         row=outbox.encode(row),
         error=error,
         has_result=has_result,
         ended_at=format_time(datetime.fromtimestamp(now, UTC)),
     )
+
+
+def _rows_of(run: str, request: Mapping[str, Any]) -> ReservedRows:
+    return reserved_rows(run, named_rows(request).values())
 
 
 class Settler:
@@ -294,7 +300,7 @@ class Settler:
             keep=keep,
             request=claimed.request,
             run=settlement.run,
-            row_index=settlement.row_index,
+            rows=_rows_of(settlement.run, claimed.request),
             row=settlement.row,
             error=error,
             answer=settlement.answer,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jobs import keys, lua
-from jobs.results.outbox import repeat_of, run_of
+from jobs.api.row_keys import named_rows
+from jobs.results.outbox import run_of
 from jobs.store.connection.protocol import Steps, command, retry
 from jobs.store.job_state import read_existing
 from jobs.store.preludes import DELETE_JOB_LUA, QUEUE_LUA, RESERVATIONS_LUA
+from jobs.store.reservations import reserved_rows
 from jobs.store.rq_layout import (
     executions_key,
     job_key,
@@ -41,12 +43,12 @@ class DeleteJobArgs(NamedTuple):
 
 
 class PurgeKeys(NamedTuple):
-    rows: str
+    job: str
 
 
 class PurgeArgs(NamedTuple):
     job_id: str
-    row: str
+    fields: str
 
 
 def keys_of_job(job_id: str, queue: str) -> DeleteJobKeys:
@@ -68,17 +70,9 @@ def keys_of_job(job_id: str, queue: str) -> DeleteJobKeys:
 def purge(job_id: str) -> Steps[bool]:
     """Delete a job that has ended. False for one that has not."""
     state = yield from read_existing(job_id)
-    row = _row_of(state.request)
-    rows = PurgeKeys(keys.rows(run_of(state.request), row or 0))
-    names = (*rows, *keys_of_job(job_id, state.queue))
-    field = "" if row is None else keys.row_field(row, repeat_of(state.request))
-    args = PurgeArgs(job_id, field)
+    rows = reserved_rows(run_of(state.request), named_rows(state.request).values())
+    job_keys = keys_of_job(job_id, state.queue)
+    names = (*PurgeKeys(job_keys.job), *job_keys, *rows.hashes)
+    args = PurgeArgs(job_id, rows.fields)
     reply = yield from retry(command("eval", PURGE, len(names), *names, *args))
     return bool(reply)
-
-
-def _row_of(request: dict[str, Any]) -> int | None:
-    """The row of a request that any program may have written."""
-    options = request.get("job")
-    row = options.get("row") if isinstance(options, dict) else None
-    return row if isinstance(row, int) and row >= 0 else None

@@ -6,7 +6,6 @@ frozen, and whose place another one has taken, changes nothing.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -19,15 +18,16 @@ from typing import Any, NamedTuple
 from redis import Redis
 
 from jobs import keys, lua
-from jobs.api.request import ChatRequest
 from jobs.errors import JobError
+from jobs.operations import Request
 from jobs.results.outbox import OutboxEntry, encode
 from jobs.store.backlog import has_unwritten
-from jobs.store.enqueue import DIGEST_BYTES, Enqueued, LeaseLost, enqueue, is_unwritten
+from jobs.store.enqueue import Enqueued, LeaseLost, enqueue
 from jobs.store.eviction import EvictionCheck
 from jobs.store.expiry import ROW_SECONDS
 from jobs.store.preludes import DELETE_JOB_LUA, QUEUE_LUA, RESERVATIONS_LUA
 from jobs.store.purge import keys_of_job
+from jobs.store.reservations import digest_of, is_unwritten
 from jobs.store.rq_layout import executions_key, job_key, results_key
 
 HOLD = lua.load("jobs.store", "hold_run")
@@ -163,8 +163,8 @@ class RunRows:
         """Let another producer have the run at once."""
         self._call_hold("", 0)
 
-    def enqueue(self, requests: Sequence[ChatRequest]) -> list[Enqueued | JobError]:
-        """Enqueue requests with a row: for each its job, or why it is refused. Raises JobError
+    def enqueue(self, requests: Sequence[Request]) -> list[Enqueued | JobError]:
+        """Enqueue requests with rows: for each its job, or why it is refused. Raises JobError
         while Redis may evict keys."""
         self._eviction.require(self._redis)
         return enqueue(self._redis, requests, holder=self._holder.token)
@@ -174,7 +174,6 @@ class RunRows:
         pipeline = self._redis.pipeline(transaction=False)
         for entry in entries:
             row = entry["row_index"]
-            message = json.dumps(entry["error"]).encode()
             names = EndRowKeys(
                 keys.producer(self.run),
                 keys.rows(self.run, row),
@@ -184,7 +183,7 @@ class RunRows:
             args = EndRowArgs(
                 self._holder.token,
                 keys.row_field(row, entry["repeat_index"]),
-                hashlib.blake2b(message, digest_size=DIGEST_BYTES).digest(),
+                digest_of(json.dumps(entry["error"])),
                 ROW_SECONDS,
                 self.run,
                 encode(entry),
@@ -202,19 +201,18 @@ class RunRows:
         for place, one in enumerate(rows):
             by_key.setdefault(keys.rows(self.run, one.row), []).append(place)
         pipeline = self._redis.pipeline(transaction=False)
-        if check_jobs:  # before the reservations: a job that ends meanwhile has changed its own
-            for one in rows:
-                pipeline.exists(job_key(one.job_id))
+        jobs = dict.fromkeys(one.job_id for one in rows) if check_jobs else {}
+        for job in jobs:  # before the reservations: a job that ends meanwhile has changed its own
+            pipeline.exists(job_key(job))
         for name, places in by_key.items():
             members = [rows[place] for place in places]
             pipeline.hmget(name, [keys.row_field(one.row, one.repeat) for one in members])
         replies = pipeline.execute() if rows else []
-        count = len(rows) if check_jobs else 0
-        exists = replies[:count] or [True] * len(rows)
+        exists = dict(zip(jobs, replies[: len(jobs)], strict=True))
         found = [RowState.NONE] * len(rows)
-        for places, values in zip(by_key.values(), replies[count:], strict=True):
+        for places, values in zip(by_key.values(), replies[len(jobs) :], strict=True):
             for place, value in zip(places, values, strict=True):
-                found[place] = _state(value, is_gone=not exists[place])
+                found[place] = _state(value, is_gone=not exists.get(rows[place].job_id, True))
         return found
 
     def forget(self, rows: Sequence[RowJob], *, withdraw: bool = False) -> list[bool]:

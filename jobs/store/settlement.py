@@ -33,7 +33,6 @@ class Settlement:
 
     claimed: ClaimedJob
     run: str
-    row_index: int
     row: str  # outbox.encode(…)
     answer: Answer | None
     error: JobError | None
@@ -109,7 +108,6 @@ def settlement_of(
     return Settlement(
         claimed=claimed,
         run=entry["run"],
-        row_index=entry["row_index"],
         row=outbox.encode(entry, text if is_whole else None),
         answer=result,
         error=error,

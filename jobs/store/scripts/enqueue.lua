@@ -16,21 +16,21 @@
 --       results: stream of the results of an earlier job of this id; deleted
 --       open_bytes: hash with the bytes of the jobs that have not ended, by queue key
 --       limits: hash of the limits that an operator has set
---       rows: hash of the reserved rows near this one, by the last part of their number
 --       deadlines: sorted set of the jobs with a time to live, scores in milliseconds
 --       abandoned_job: hash of the job of the reservation `abandoned`
---       ids: hash of the rows of some custom_ids; rows if no custom_id identifies this row
---       next_row: number behind all rows that were given by custom_id; rows if none identifies this row
---       producer: the lease on the run; rows if the caller needs none
+--       ids: hash of the rows of some custom_ids; job if no custom_id identifies this row
+--       next_row: number behind all rows that were given by custom_id; job if none identifies this row
+--       producer: the lease on the run; job if the caller needs none
+--       hashes…: hashes of the reserved rows near those of the job
 -- ARGV  job_id: id of the job
 --       model: name of the model, for limits of its own
 --       data: field of the hash; it tells this job from another one of this id
 --       request_bytes: bytes of the data, decompressed
 --       message_bytes: bytes of the largest message
---       row, digest: last part of the row's number, and digest of the request; '' without a row
+--       fields, digests, item_job: the rows of the job, as reserve_rows takes them; '' without a row
 --       custom_id, row_number: digest of the custom_id that identifies the row, and its number; '' if
 --       none does
---       row_seconds: seconds until the reservation expires
+--       row_seconds: seconds until the reservations expire
 --       abandoned: reservation of the row by another request, to be replaced if that request's job is
 --       gone without a row; '' for none
 --       at, delay: time to queue the job, as milliseconds since the epoch or from now; '' for now
@@ -40,9 +40,9 @@
 --       holder: token of the process that holds the lease on the run; '' if the caller needs none
 --       session, session_waits: its session, '' for none, and '1' if it may wait for other jobs of it
 --       hash_fields…: field, value, … of the rest of the hash
--- Returns {'enqueued'}; {'same'} if the job is there already; {'ended'} if its row is reserved by the
+-- Returns {'enqueued'}; {'same'} if the job is there already; {'ended'} if its rows are reserved by the
 --       same request, and the job has ended and left Redis; {'id'} if another job has the id; {'row',
---       reservation} if another request has the row; {'row_moved'} if the custom_id has another row;
+--       reservation, number} if another request has a row; {'row_moved'} if the custom_id has another row;
 --       {'producer'} if another process holds the lease on the run; a refusal of join_session; or a limit
 --       that the job exceeds: {name, value, limit}. No job or reservation has changed unless it returns
 --       'enqueued', also after the error of a command.
@@ -53,12 +53,13 @@
 -- queue without its hash, and no limit is exceeded by two producers at once. A full Redis refuses
 -- the whole script: it has no flag allow-oom.
 local job, queue, wip, quarantine, scheduled, deferred, other_queue, other_wip, other_quarantine,
-  other_scheduled, other_deferred, queues, log, results, open_bytes, limits, rows, deadlines,
+  other_scheduled, other_deferred, queues, log, results, open_bytes, limits, deadlines,
   abandoned_job, ids, next_row, producer = unpack(KEYS)
-local job_id, model, data, request_bytes, message_bytes, row, digest, custom_id, row_number,
-  row_seconds, abandoned, at, delay, ttl, max_jobs, max_bytes, max_request_bytes, max_message_bytes,
+local job_id, model, data, request_bytes, message_bytes, fields, digests, item_job, custom_id,
+  row_number, row_seconds, abandoned, at, delay, ttl, max_jobs, max_bytes, max_request_bytes, max_message_bytes,
   max_session_bytes, holder, session, session_waits = unpack(ARGV)
-local hash_fields = {unpack(ARGV, 23)}
+local hashes = {unpack(KEYS, 22)}
+local hash_fields = {unpack(ARGV, 24)}
 
 if holder ~= '' and redis.call('GET', producer) ~= holder then return {'producer'} end
 
@@ -69,7 +70,7 @@ if redis.call('EXISTS', job) == 1 then
   keep_custom_id(ids, next_row, custom_id, row_number, row_seconds)
   return {'same'}
 end
-refused = row ~= '' and refuse_row(rows, row, digest, abandoned, abandoned_job)
+refused = refuse_rows(hashes, fields, digests, job_id, abandoned, abandoned_job)
 if refused then
   if refused[1] == 'ended' then keep_custom_id(ids, next_row, custom_id, row_number, row_seconds) end
   return refused
@@ -135,9 +136,7 @@ redis.call('DEL', log, results)
 redis.call('HSET', job, 'data', data, 'chatjobs_bytes', #data, unpack(hash_fields))
 try('HINCRBY', open_bytes, queue, #data)
 local counted = not failure
-if row ~= '' then
-  try_function(reserve_row, rows, row, digest, row_seconds)
-end
+try_function(reserve_rows, hashes, fields, digests, item_job, row_seconds)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local due = tonumber(at) or now + (tonumber(delay) or 0)
@@ -164,7 +163,7 @@ if failure then
   redis.pcall('ZREM', scheduled, job_id)
   redis.pcall('ZREM', deferred, job_id)
   redis.pcall('ZREM', deadlines, job_id)
-  redis.pcall('HDEL', rows, row)
+  free_rows(hashes, fields)
   redis.pcall('DEL', job)
   if counted then redis.pcall('HINCRBY', open_bytes, queue, -#data) end
   if session ~= '' then redis.pcall('LREM', open_key(session), -1, job_id) end

@@ -15,7 +15,7 @@
 --       live: pub/sub channel of the token stream
 --       open_bytes: hash with the bytes of the jobs that have not ended, by queue key
 --       deadlines: sorted set of the jobs with a time to live
---       rows: hash of the reserved rows near this one
+--       hashes…: hashes of the reserved rows near those of the job
 -- args  job_id: id of the job
 --       status: RQ's status: "finished", "failed" or "canceled"
 --       attempt: number of the attempt whose row this is
@@ -24,9 +24,10 @@
 --       keep: seconds to keep the job; 0 deletes it, -1 keeps it for ever
 --       error: JobError as JSON; '' for none
 --       failures: the failed attempts so far, as JSON; '' to leave them
---       row: row for the outbox
+--       row: entry for the outbox, with all rows of the job
 --       run: name of the run
---       row_field, row_seconds: field of the row in rows, and seconds that it stays reserved
+--       fields, row_seconds: the rows of the job, as reserve_rows takes them, and seconds that they stay
+--       reserved
 --       end_id, end_payload: last entry of the token stream
 --       has_log: '1' if the entry goes to the log as well, '0' for a job that publishes no tokens
 --       session: session in the job's request, '' for none
@@ -66,9 +67,10 @@ local function is_as_read(job, attempt, failures)
 end
 
 local function end_job(keys, args, leave)
-  local job, queue, registry, results, outbox, outboxes, log, live, open_bytes, deadlines,
-    rows = unpack(keys)
-  local job_id, status, attempt, ended_at, now, keep, error, failures, row, run, row_field, row_seconds,
+  local job, queue, registry, results, outbox, outboxes, log, live, open_bytes,
+    deadlines = unpack(keys)
+  local hashes = {unpack(keys, 11)}
+  local job_id, status, attempt, ended_at, now, keep, error, failures, row, run, fields, row_seconds,
     end_id, end_payload, has_log, session, turn, replaces_turn = unpack(args)
   local result_fields = {unpack(args, 19)}
   keep = tonumber(keep)
@@ -83,7 +85,7 @@ local function end_job(keys, args, leave)
   end
   pcall(end_turn, session, job_id, turn, replaces_turn)
   redis.pcall('ZREM', deadlines, job_id)
-  pcall(row_written, rows, row_field, row_seconds)
+  rows_written(hashes, fields, row_seconds)
 
   local has_hash = redis.call('TYPE', job).ok == 'hash'  -- else another program has deleted it
   if has_hash then

@@ -1,11 +1,13 @@
 -- Prelude for scripts that reserve what a job holds until it ends, its row and its bytes, and for those
 -- that end jobs. Needs the functions of queue.lua.
 --
--- rows is a hash with the reservations of some rows (`rows` in jobs/keys.py), and field is the last part
--- of a row's number. A reservation is the digest of the request that has the row, DIGEST bytes. OPEN
--- follows it until the row is written: only such a reservation may lose its job to another program.
--- Older versions write no OPEN: their rows count as written. They write '' for a row that a custom_id has
--- got and whose request was not enqueued: it is free.
+-- hashes is a list of hashes with the reservations of some rows (`rows` in jobs/keys.py). fields names the
+-- rows of a job: "1:7,2:0.3" are the rows 7 of the first hash and 0.3 of the second one, each by the last
+-- part of its number. A reservation is the digest of the request, or of the item of a scoring request, that
+-- has the row, DIGEST bytes. OPEN follows it until the row is written, and then the id of the job if the
+-- digest is that of an item, which may be in other jobs too. Only such a reservation may lose its job to
+-- another program. Older versions write no OPEN: their rows count as written. They write '' for a row that
+-- a custom_id has got and whose request was not enqueued: it is free.
 --
 -- `chatjobs submit` also identifies rows by custom_id: ids is a hash with the numbers of the rows of some
 -- custom_ids, by their digests, and next_row the number behind all rows that were given so.
@@ -14,26 +16,59 @@
 local DIGEST = 8
 local OPEN = '-'
 
-local function reserve_row(rows, field, digest, seconds)
-  redis.call('HSET', rows, field, digest .. OPEN)
-  redis.call('EXPIRE', rows, seconds)
+-- The hash and the field of each row.
+local function rows_in(hashes, fields)
+  local found = {}
+  for hash, field in string.gmatch(fields, '(%d+):([%d.]+)') do
+    found[#found + 1] = {hashes[tonumber(hash)], field}
+  end
+  return found
 end
 
--- The digest of a reservation, and whether the row is still to be written.
+-- digests: those of the rows, one behind the other. item_job: id of the job whose items have the rows; ''
+-- if its request has the row.
+local function reserve_rows(hashes, fields, digests, item_job, seconds)
+  for number, row in ipairs(rows_in(hashes, fields)) do
+    local digest = string.sub(digests, DIGEST * (number - 1) + 1, DIGEST * number)
+    redis.call('HSET', row[1], row[2], digest .. OPEN .. item_job)
+  end
+  for _, hash in ipairs(hashes) do redis.call('EXPIRE', hash, seconds) end
+end
+
+local function free_rows(hashes, fields)
+  for _, row in ipairs(rows_in(hashes, fields)) do redis.pcall('HDEL', row[1], row[2]) end
+end
+
+-- The digest of a reservation, whether the row is still to be written, and the job, '' if it has none.
 local function read_reservation(value)
-  return string.sub(value, 1, DIGEST), #value > DIGEST
+  return string.sub(value, 1, DIGEST), #value > DIGEST, string.sub(value, DIGEST + 2)
 end
 
--- Why a request can't have a row: {'row', reservation} if another request has it, {'ended'} if the row of
--- this request is written. nil if it can. abandoned: reservation of another request that loses the row
--- if abandoned_job, the hash of its job, is gone.
-local function refuse_row(rows, field, digest, abandoned, abandoned_job)
-  local reserved = redis.call('HGET', rows, field)
-  if not reserved or reserved == '' then return nil end
-  local holder, is_open = read_reservation(reserved)
-  if holder == digest then return not is_open and {'ended'} or nil end
-  if reserved == abandoned and redis.call('EXISTS', abandoned_job) == 0 then return nil end
-  return {'row', reserved}
+-- Why a job that does not exist can't have its rows: {'row', reservation, number} if another one has the
+-- row of this number in fields, {'ended'} if all rows are written for the same digests. nil if it can.
+-- abandoned: reservation of another request that loses the row if abandoned_job, the hash of its job, is
+-- gone.
+local function refuse_rows(hashes, fields, digests, job_id, abandoned, abandoned_job)
+  local rows, written = rows_in(hashes, fields), {}
+  for number, row in ipairs(rows) do
+    local reserved = redis.call('HGET', row[1], row[2])
+    if reserved and reserved ~= '' then
+      local digest, is_open, item_job = read_reservation(reserved)
+      local is_same = digest == string.sub(digests, DIGEST * (number - 1) + 1, DIGEST * number)
+      local is_free
+      if is_open and item_job ~= '' then
+        is_free = item_job == job_id or redis.call('EXISTS', 'rq:job:' .. item_job) == 0
+      elseif is_same then
+        is_free = true
+        if not is_open then written[#written + 1] = {'row', reserved, tostring(number)} end
+      else
+        is_free = reserved == abandoned and redis.call('EXISTS', abandoned_job) == 0
+      end
+      if not is_free then return {'row', reserved, tostring(number)} end
+    end
+  end
+  if #written == 0 then return nil end
+  return #written == #rows and {'ended'} or written[1]
 end
 
 local function as_row(value)
@@ -57,13 +92,15 @@ local function keep_custom_id(ids, next_row, custom_id, number, seconds)
   redis.call('SET', next_row, string.format('%d', behind), 'EX', seconds)
 end
 
--- The row of a job is in the outbox. Does nothing for a row that is not reserved.
-local function row_written(rows, field, seconds)
-  local value = redis.pcall('HGET', rows, field)
-  if type(value) == 'string' and #value > DIGEST then
-    redis.call('HSET', rows, field, (read_reservation(value)))
+-- The rows of a job are in the outbox. Does nothing for a row that is not reserved.
+local function rows_written(hashes, fields, seconds)
+  for _, row in ipairs(rows_in(hashes, fields)) do
+    local value = redis.pcall('HGET', row[1], row[2])
+    if type(value) == 'string' and #value > DIGEST then
+      redis.pcall('HSET', row[1], row[2], (read_reservation(value)))
+    end
   end
-  redis.call('EXPIRE', rows, seconds)
+  for _, hash in ipairs(hashes) do redis.pcall('EXPIRE', hash, seconds) end
 end
 
 -- Appends the row of a job that ends. The first write of a script that ends one: if it fails, nothing of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from jobs import ChatRequest, Results, keys
+from jobs import ChatRequest, Results, ScoreRequest, keys
 from jobs.runs.window import Window
 from jobs.runs.written_rows import WrittenRows
 from jobs.store.enqueue import Enqueued
@@ -59,6 +59,23 @@ def test_samples_of_a_row_are_rows_of_their_own(client: Any, rows: RunRows) -> N
     assert rows.forget([first, second]) == [False, True]
     assert rows.states([first, second]) == [RowState.OPEN, RowState.NONE]
     assert client.hkeys(keys.rows("r", 0)) == [b"0"]
+
+
+def test_rows_of_one_job_end_and_leave_redis_each_for_itself(client: Any, rows: RunRows) -> None:
+    items = [
+        {"type": "perplexity", "text": "a b", "row": 99},
+        {"type": "perplexity", "text": "a b", "row": 100},
+    ]
+    job: Any = {"run": "r", "priority": "bulk"}
+    (found,) = rows.enqueue([ScoreRequest(model="m", items=items, job=job)])
+    assert isinstance(found, Enqueued)
+    both = [RowJob(row, 0, found.id, QUEUE) for row in (99, 100)]
+    assert rows.states(both, check_jobs=True) == [RowState.OPEN] * 2
+    assert rows.forget(both) == [False] * 2
+    end(client, both[0])
+    assert rows.states(both) == [RowState.ENDED, RowState.OPEN]
+    assert rows.forget(both[:1]) == [True]
+    assert rows.states(both, check_jobs=True) == [RowState.NONE] * 2  # the job has gone
 
 
 def test_a_row_whose_job_was_deleted_leaves_the_window(

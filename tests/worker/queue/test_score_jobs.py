@@ -27,6 +27,8 @@ from jobs.api.score_request import parse_item
 from jobs.api.score_result import ContinuationScore, ScoredItem
 from jobs.client.job import ScoreJob
 from jobs.operations import OPERATIONS, SCORE, Operation
+from jobs.store.connection.protocol import run_sync
+from jobs.store.purge import purge
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import PATIENCE, Site
@@ -205,6 +207,35 @@ def test_the_same_request_of_a_row_is_the_same_job(site: Site) -> None:
         submit(site, item("c"), run="r", row=0)
     site.burst(Scores())
     assert len(values(site, "r")) == 1
+
+
+def test_a_row_of_an_item_belongs_to_one_job_whatever_it_is_packed_with(site: Site) -> None:
+    first = submit(site, item("b", row=7), item("c", row=150, repeat=2), run="r")
+    assert submit(site, item("b", row=7), item("c", row=150, repeat=2), run="r").id == first.id
+    other = [item("d", row=8), item("c", row=150, repeat=2)]
+    for _ in range(2):  # while it waits, and when its rows are written
+        with pytest.raises(JobError, match="row 150 of run 'r' is taken") as caught:
+            submit(site, *other, run="r")
+        assert caught.value.param == "job.row"
+        site.burst(Scores())
+    submit(site, item("d", row=8), item("c", row=150), run="r")  # another sample
+    site.burst(Scores())
+    assert values(site, "r").keys() == {(7, 0, 0), (150, 2, 0), (8, 0, 0), (150, 0, 0)}
+    site.redis.delete(f"rq:job:{first.id}")  # as when its result has expired
+    assert submit(site, item("b", row=7), item("c", row=150, repeat=2), run="r").id == first.id
+    assert not site.redis.exists(f"rq:job:{first.id}")
+
+
+def test_rows_of_a_job_that_left_redis_without_them_are_free(site: Site) -> None:
+    lost = submit(site, item("b", row=0), item("c", row=1), run="r")
+    site.redis.delete(f"rq:job:{lost.id}", "rq:queue:chat:fake")  # as after `rq empty`
+    submit(site, item("c", row=1), item("d", row=2), run="r")
+    ended = submit(site, item("e", row=3), item("f", row=4), run="r")
+    fetch(site, ended).cancel()  # by RQ's own tools: it has no row until a worker looks
+    assert run_sync(purge(ended.id), site.client.connection)
+    submit(site, item("e", row=3), run="r")
+    site.burst(Scores())
+    assert values(site, "r").keys() == {(1, 0, 0), (2, 0, 0), (3, 0, 0)}
 
 
 def test_a_job_waits_for_a_worker_that_runs_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

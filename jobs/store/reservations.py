@@ -1,0 +1,62 @@
+"""Reservations of the rows of a run: their form in Redis, and how scripts take the rows of a job.
+
+reservations.lua writes them; enqueueing, the ends of jobs and the producers of runs call this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jobs import keys
+
+# As in reservations.lua: the digest, a mark while the row is not written, then the job of an item.
+DIGEST_BYTES = 8
+
+
+class NewRow(NamedTuple):
+    """A row that a job is to have. digest: of the request, or of its item."""
+
+    row: int
+    repeat: int
+    digest: bytes
+
+
+class ReservedRows(NamedTuple):
+    """Rows as scripts take them. hashes: those that hold the reservations. fields: "1:7,2:0.3" are
+    the field 7 of the first hash and 0.3 of the second one."""
+
+    hashes: tuple[str, ...]
+    fields: str
+
+
+def reserved_rows(run: str, rows: Iterable[tuple[int, int]]) -> ReservedRows:
+    """`rows`: by row_index and repeat_index."""
+    places: dict[str, int] = {}
+    fields = []
+    for row, repeat in rows:
+        place = places.setdefault(keys.rows(run, row), len(places) + 1)
+        fields.append(f"{place}:{keys.row_field(row, repeat)}")
+    return ReservedRows(tuple(places), ",".join(fields))
+
+
+def digest_of(text: str) -> bytes:
+    """The digest in a reservation."""
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def is_unwritten(reservation: bytes) -> bool:
+    """True if the row of a reservation is still to be written."""
+    return len(reservation) > DIGEST_BYTES
+
+
+def row_job(run: str, row: int, digest: bytes) -> str:
+    """The id of the job whose first row this is, from the digest of its request."""
+    return hashlib.blake2b(f"{run}/{row}/".encode() + digest, digest_size=16).hexdigest()
+
+
+def job_of(reservation: bytes, run: str, row: int) -> str:
+    """The id of the job that has a reservation of a row, unless the request chose its id."""
+    item_job = reservation[DIGEST_BYTES + 1 :]
+    return item_job.decode(errors="replace") or row_job(run, row, reservation[:DIGEST_BYTES])
