@@ -10,4 +10,5 @@ def demo_requests() -> list[ChatRequest]:
     """The 500 questions, greedy."""
     with questions() as source:
         rows = list(source.read(lambda _: True))
-    return [row.request for row in rows if row is not None and row.request is not None]
+    requests = [row.request for row in rows if row is not None]
+    return [one for one in requests if isinstance(one, ChatRequest)]

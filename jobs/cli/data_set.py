@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jobs.api.message import Message
+from jobs.api.request import ChatRequest
 from jobs.cli.few_shot import Example, Examples
 from jobs.cli.field_options import SOURCES
 from jobs.cli.id_index import IdIndex
@@ -29,6 +30,7 @@ from jobs.cli.requests import (
 )
 from jobs.cli.row_files import RowFile
 from jobs.cli.row_templates import RowTemplate
+from jobs.cli.score_items import SCORE_MODES, ItemLine, ItemReader, known_fields, row_fields
 from jobs.errors import InvalidRequest, invalid
 from jobs.runs.source import SourceRow, Wanted
 from jobs.sizes import counted, size_text
@@ -37,6 +39,9 @@ from jobs.store.rq_layout import MAX_DATA
 FIRST_ROWS = 100  # that are looked at before the run begins
 # Columns that hold the prompt and the expected answer, where no column has the name of a field.
 PAIRS = (("question", "answer"), ("instruction", "output"), ("input", "output"))
+# And those of multiple choice.
+CHOICES = ("options", "endings")
+RIGHT_CHOICE = ("answer", "answerKey", "label")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +103,9 @@ class DataSet:
     def configuration(self, content: str) -> dict[str, Any]:
         """The values that decide on the answers of a run. `content`: the digest of the files."""
         overrides, template, examples = self._overrides, self._template, self._examples
+        delimiter = {} if overrides.delimiter is None else {"delimiter": overrides.delimiter}
         return {
-            "mode": "chat",
+            "mode": overrides.mode,
             "model": overrides.model,
             "data set": {"content": content},
             "limit": self._limit,
@@ -110,6 +116,7 @@ class DataSet:
             "few-shot": None if examples is None else examples.configuration(),
             "seed": self._seed,
             "num-samples": self.samples,
+            **delimiter,
         }
 
     def check(self) -> Columns:
@@ -131,9 +138,7 @@ class DataSet:
             )
         with closing(IdIndex()) as ids:
             read = [
-                RequestReader(self._overrides, ids, file.part).read(
-                    0, place, 0, self._with_prompt(data)
-                )
+                self._reader(ids, file).read(0, place, 0, self._with_prompt(data))
                 for file, place, data in rows
             ]
         bad = [one for one in read if isinstance(one, InvalidLine)]
@@ -142,6 +147,8 @@ class DataSet:
             raise invalid(f"{what} can't be run: {rows[0][1]}: {bad[0].sentence}")
         originals = {new: old for old, new in self._overrides.names.items()}
         known = {*SOURCES, *ROW_FIELDS, *_request_names()}
+        if self._overrides.mode in SCORE_MODES:
+            known = {*row_fields(self._overrides.mode)}
         kept = self._overrides.keep
         missing = [name for name in kept if name != KEEP_ALL and name not in names]
         if missing:
@@ -152,12 +159,12 @@ class DataSet:
         unused = tuple(name for name in names if name not in {*known, *kept})
         if KEEP_ALL in kept or self._template is not None:  # which may use any column
             unused = ()
-        models = {one.request.model for one in read if isinstance(one, RequestLine)}
+        models = {one.request.model for one in read if not isinstance(one, InvalidLine)}
         return Columns(names, tuple(sorted(models)), () if "body" in names else unused)
 
     def read(self, wanted: Wanted) -> Iterator[SourceRow | None]:
         with closing(IdIndex()) as ids:
-            readers = {file: RequestReader(self._overrides, ids, file.part) for file in self._files}
+            readers = {file: self._reader(ids, file) for file in self._files}
             for index, (file, place, data) in enumerate(islice(self._rows(), self._limit)):
                 first = index * self.samples
                 numbers = [n for n in range(first, first + self.samples) if wanted(n)]
@@ -172,19 +179,25 @@ class DataSet:
                     else:
                         yield None
 
+    def _reader(self, ids: IdIndex, file: RowFile) -> RequestReader | ItemReader:
+        scores = self._overrides.mode in SCORE_MODES
+        return (ItemReader if scores else RequestReader)(self._overrides, ids, file.part)
+
     def _with_prompt(
         self, data: dict[str, Any] | InvalidRequest
     ) -> dict[str, Any] | InvalidRequest:
         if self._template is None or isinstance(data, InvalidRequest):
             return data
-        return self._template.apply(data)
+        return self._template.apply(
+            data, "text" if self._overrides.mode == "perplexity" else "prompt"
+        )
 
     def _sample(
         self,
         number: int,
         row: int,
         place: str,
-        line: RequestLine | InvalidLine,
+        line: RequestLine | ItemLine | InvalidLine,
         data: dict[str, Any] | InvalidRequest,
     ) -> SourceRow:
         """One sample of a row, with the examples and a seed of its own."""
@@ -192,6 +205,8 @@ class DataSet:
         if isinstance(line, InvalidLine):
             error = InvalidRequest(line.error.code, line.sentence, line.error.param)
             return SourceRow(number, row, again, place, None, error, 0, self._known(data))
+        if isinstance(line, ItemLine):
+            return SourceRow(number, row, again, place, line.request, None, line.size)
         request, size = line.request, line.size
         if self.samples > 1:
             request = request.model_copy()
@@ -224,8 +239,11 @@ class DataSet:
 
     def _known(self, data: dict[str, Any] | InvalidRequest) -> dict[str, Any]:
         """The fields of the request of an invalid row that are known."""
+        custom_id = custom_id_of(data)
+        if self._overrides.mode in SCORE_MODES:
+            return known_fields(self._overrides, custom_id)
         found: dict[str, Any] = {"model": self._overrides.model}
-        if (custom_id := custom_id_of(data)) is not None:
+        if custom_id is not None:
             found["job"] = {"custom_id": custom_id}
         return found
 
@@ -243,7 +261,7 @@ def read_examples(
         for row in source.read(lambda _: True):
             assert row is not None
             where = f"{file}: {row.place}"
-            if row.request is None or row.error is not None:
+            if not isinstance(row.request, ChatRequest) or row.error is not None:
                 raise invalid(f"{where}: {row.error.message if row.error else ''}", "few_shot")
             target = row.request.job.target
             if target is None:
@@ -267,15 +285,20 @@ def with_conventions(overrides: Overrides, files: list[Path]) -> Overrides:
     """The overrides with the names of the columns that hold prompt and target, if no column has the
     name of a field for the prompt. Raises InvalidRequest."""
     row = _first_row(files, overrides)
-    if "body" in row or any(name in row for name in SOURCES):
+    if "body" in row:
         return overrides
-    for prompt, target in PAIRS:
-        if prompt in row:
-            found = {prompt: "prompt"}
-            if target in row and "target" not in row:
-                found[target] = "target"
-            return replace(overrides, names={**found, **overrides.names})
-    return overrides
+    conventions: list[tuple[tuple[str, ...], str]] = []
+    if not any(name in row for name in SOURCES):
+        prompt, target = next((pair for pair in PAIRS if pair[0] in row), ("", ""))
+        conventions += [((prompt,), "prompt"), ((target,), "target")]
+    if overrides.mode == "choice":
+        conventions += [(CHOICES, "choices"), (RIGHT_CHOICE, "target")]
+    found: dict[str, str] = {}
+    for columns, field in conventions:
+        column = next((name for name in columns if name in row), None)
+        if column is not None and field not in (*row, *found.values()):
+            found[column] = field
+    return replace(overrides, names={**found, **overrides.names})
 
 
 def _first_row(files: list[Path], overrides: Overrides) -> dict[str, Any]:

@@ -17,11 +17,14 @@ from jobs.encoding import DuplicateKey, parse_written
 
 def fields_option(
     reserved: Mapping[str, str],
-    help: str = "Field of the chat request, such as temperature=0 or max_tokens=64; repeatable.",
+    help: str = "Field of the request, such as temperature=0 or max_tokens=64; repeatable.",
+    known: Callable[[click.Context], tuple[str, ...]] | None = None,
 ) -> Callable[[FC], FC]:
-    """Return the option. `reserved`: fields that it refuses, with what sets them instead."""
+    """Return the option. `reserved`: fields that it refuses, with what sets them instead. `known`:
+    the fields that it takes, by the options before it; by default those of a chat request."""
 
     def parse(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
+        names = request_fields() if known is None else known(ctx)
         fields: dict[str, Any] = {}
         for pair in pairs:
             name, equals, value = pair.partition("=")
@@ -31,10 +34,10 @@ def fields_option(
             setter = reserved.get(name, reserved.get(field))
             if setter is not None:
                 raise click.BadParameter(f"{name} is set by {setter}")
-            if inner and field in request_fields():
+            if inner and field in names:
                 raise click.BadParameter(_as_json(field, inner, value))
-            if name not in request_fields():
-                raise click.BadParameter(unknown_field(name, request_fields()))
+            if name not in names:
+                raise click.BadParameter(unknown_field(name, names))
             try:
                 fields[name] = field_value(name, value)
             except DuplicateKey as error:

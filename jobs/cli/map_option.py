@@ -10,8 +10,12 @@ from jobs.cli.field_options import SOURCES, request_fields, unknown_field
 def _parse(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
     """The fields of rows by the names of their columns."""
     from jobs.cli.requests import ROW_FIELDS
+    from jobs.cli.score_items import SCORE_MODES, row_fields
 
     known = tuple(dict.fromkeys((*SOURCES, *ROW_FIELDS, *request_fields())))
+    mode = ctx.params.get("mode")  # of a command that has modes
+    if mode in SCORE_MODES:
+        known = row_fields(mode)
     names: dict[str, str] = {}
     for pair in pairs:
         column, equals, field = pair.rpartition("=")

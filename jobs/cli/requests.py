@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -72,6 +72,8 @@ class Overrides:
     names: Mapping[str, str] = field(default_factory=dict)  # fields by their columns, of --map
     ignore_unknown: bool = False  # columns that are no fields and not kept, instead of refusing
     own_ids: bool = False  # the rows get ids that no row may choose
+    mode: str = "chat"  # of `chatjobs run`
+    delimiter: str | None = None  # before continuations; None: a space if there is no white space
 
 
 def read_requests(
@@ -102,14 +104,15 @@ class RequestReader:
                 raise data
             fields = _override(_request_fields(data, overrides, part), overrides, index)
             if fields.get("model") is None:
-                raise _without_model(part, "body" in data)
+                raise without_model(part, "body" in data)
             request = ChatRequest.parse(fields)
             self._check_id(request, place)
             self._identify(request, index, place)
-            size = _checked_size(request)
+            size = _json_size(request) + OVERHEAD
+            check_size(size)
         except InvalidRequest as error:
             given = {} if isinstance(data, InvalidRequest) else data
-            return InvalidLine(number, _in_terms_of_file(error, given, overrides, part))
+            return InvalidLine(number, in_terms_of_file(error, _origins(given, overrides, part)))
         return RequestLine(number, request, size)
 
     def skip(self, place: str, data: dict[str, Any] | InvalidRequest) -> None:
@@ -139,22 +142,27 @@ class RequestReader:
             return
         if options.row is None:
             options.row = index
-        first = self._ids.add("custom_id", f"{options.run}/{options.custom_id}", place)
-        if first is not None:
-            raise invalid(
-                f"custom_id: {first} of the file has {options.custom_id!r} as well: it identifies "
-                "a row of the run, so give each its own",
-                "custom_id",
-            )
+        check_custom_id(self._ids, options.run, options.custom_id, place)
+
+
+def check_custom_id(ids: IdIndex, run: str | None, custom_id: str, place: str) -> None:
+    """Keep the custom_id of a row in a run. Raises InvalidRequest if a row before has it."""
+    first = ids.add("custom_id", f"{run}/{custom_id}", place)
+    if first is not None:
+        raise invalid(
+            f"custom_id: {first} of the file has {custom_id!r} as well: it identifies a row of the "
+            "run, so give each its own",
+            "custom_id",
+        )
 
 
 def custom_id_of(data: dict[str, Any] | InvalidRequest) -> str | None:
     """The custom_id in a row that may be invalid."""
-    value = None if isinstance(data, InvalidRequest) else _text(data.get("custom_id"))
+    value = None if isinstance(data, InvalidRequest) else text_of(data.get("custom_id"))
     return value if isinstance(value, str) else None
 
 
-def _check_numbers(data: dict[str, Any]) -> None:
+def check_numbers(data: dict[str, Any]) -> None:
     """JSON lacks NaN and infinity: name the column before its value moves into the request."""
     for name, value in data.items():
         if isinstance(value, float) and value != value:
@@ -165,18 +173,20 @@ def _check_numbers(data: dict[str, Any]) -> None:
             raise invalid(str(error).replace(name, f"{name}:", 1), name) from None
 
 
-def _without_model(part: str, batch: bool) -> InvalidRequest:
+def without_model(part: str, batch: bool = False) -> InvalidRequest:
     where = "the body of each line" if batch else f"the {part} 'model'"
     return invalid(f"no model is given: name it with --model M, or in {where}", "model")
 
 
-def _in_terms_of_file(
-    error: InvalidRequest, data: Mapping[str, Any], overrides: Overrides, part: str
+def in_terms_of_file(
+    error: InvalidRequest, origins: Iterable[tuple[str, str, str]]
 ) -> InvalidRequest:
-    """The error with the name of the column, or of the option, instead of a path in the request."""
+    """The error with the name of the column, or of the option, instead of a path in the request.
+    `origins`: paths in the request, with the columns or options that they are from, as names and
+    as text."""
     if error.param is None:
         return error
-    for path, param, shown in _origins(data, overrides, part):
+    for path, param, shown in origins:
         inside = error.param.removeprefix(path)
         if error.param.startswith(path) and (not inside or inside[0] in ".["):
             rest = error.message.removeprefix(error.param)
@@ -188,8 +198,7 @@ def _in_terms_of_file(
 def _origins(
     data: Mapping[str, Any], overrides: Overrides, part: str
 ) -> Iterator[tuple[str, str, str]]:
-    """Paths in the request, with the options or columns that they are from, as names and as text
-    of errors."""
+    """For `in_terms_of_file`."""
     columns = {new: old for old, new in overrides.names.items()}
     for name in overrides.fields:
         yield name, name, f"-o {name}"
@@ -212,14 +221,13 @@ def _origins(
             yield path, column, f"{part} {column!r}"
 
 
-def _checked_size(request: ChatRequest) -> int:
-    size = _json_size(request) + OVERHEAD
+def check_size(size: int) -> None:
+    """Raise InvalidRequest for a request of so many bytes that no job holds it."""
     if size > MAX_DATA:
         raise invalid(
             f"the request has {size / 1e6:.1f} MB as JSON, and a job holds at most "
             f"{MAX_DATA / 1e6:.1f} MB: shorten it"
         )
-    return size
 
 
 def _json_size(request: ChatRequest) -> int:
@@ -245,7 +253,7 @@ def _request_fields(data: dict[str, Any], overrides: Overrides, part: str) -> di
     known = _known(batch)
     kept: dict[str, Any] = {}
     if overrides.keep:
-        kept = {name: data[name] for name in data if _is_kept(name, known, overrides.keep)}
+        kept = {name: data[name] for name in data if is_kept(name, known, overrides.keep)}
         data = {name: value for name, value in data.items() if name not in kept}
     unknown = [name for name in data if name not in known]
     if unknown and overrides.ignore_unknown and not batch:
@@ -255,12 +263,12 @@ def _request_fields(data: dict[str, Any], overrides: Overrides, part: str) -> di
         if empty:
             raise _empty_source(empty[0], overrides.names, part)
         raise _without_messages(kept, unknown)
-    _check_numbers(data)
+    check_numbers(data)
     if unknown and not overrides.ignore_unknown:
         raise _unknown(unknown[0], batch, [name for name in overrides.keep if name not in kept])
     fields = _batch_body(data) if batch else _row_fields(data)
     if kept:
-        fields["metadata"] = _with_kept(_mapping(fields, "metadata"), kept)
+        fields["metadata"] = with_kept(mapping_of(fields, "metadata"), kept)
     return fields
 
 
@@ -270,11 +278,11 @@ def _known(batch: bool) -> frozenset[str]:
     return frozenset(BATCH_FIELDS if batch else (*ROW_FIELDS, *request_fields()))
 
 
-def _is_kept(name: str, known: frozenset[str], keep: tuple[str, ...]) -> bool:
+def is_kept(name: str, known: Container[str], keep: tuple[str, ...]) -> bool:
     return name in keep or (KEEP_ALL in keep and name not in known)
 
 
-def _with_kept(metadata: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+def with_kept(metadata: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
     """Metadata has only text: other values become JSON, and those that JSON lacks their text."""
     twice = next((name for name in kept if name in metadata), None)
     if twice is not None:
@@ -322,10 +330,10 @@ def _row_fields(data: dict[str, Any]) -> dict[str, Any]:
             fields["messages"] = [{"role": "user", "content": content}]
     for name in ("custom_id", "target"):
         if name in fields:
-            fields["job"] = {**_mapping(fields, "job"), name: _text(data[name])}
+            fields["job"] = {**mapping_of(fields, "job"), name: text_of(data[name])}
             del fields[name]
     if "task" in fields:
-        fields["metadata"] = {**_mapping(fields, "metadata"), "task": fields.pop("task")}
+        fields["metadata"] = {**mapping_of(fields, "metadata"), "task": fields.pop("task")}
     return fields
 
 
@@ -365,7 +373,7 @@ def _number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _text(value: Any) -> Any:
+def text_of(value: Any) -> Any:
     """A key or an answer that a typed column holds as an exact number."""
     exact = isinstance(value, int | Decimal) and not isinstance(value, bool)
     return str(value) if exact else value
@@ -376,11 +384,11 @@ def _batch_body(data: dict[str, Any]) -> dict[str, Any]:
         raise invalid(f"method: must be POST, got {data['method']!r}", "method")
     if data.get("url", BATCH_URL) != BATCH_URL:
         raise invalid(f"url: must be {BATCH_URL}, got {data['url']!r}", "url")
-    body = _mapping(data, "body")
-    return {**body, "job": {**_mapping(body, "job"), "custom_id": data.get("custom_id")}}
+    body = mapping_of(data, "body")
+    return {**body, "job": {**mapping_of(body, "job"), "custom_id": data.get("custom_id")}}
 
 
-def _mapping(data: dict[str, Any], name: str) -> dict[str, Any]:
+def mapping_of(data: dict[str, Any], name: str) -> dict[str, Any]:
     value = data.get(name, {})
     if not isinstance(value, dict):
         raise invalid(f"{name}: expected an object, got {value!r}", name)
@@ -389,7 +397,7 @@ def _mapping(data: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _override(fields: dict[str, Any], overrides: Overrides, row: int) -> dict[str, Any]:
     fields = {**fields, **overrides.fields}
-    job = dict(_mapping(fields, "job"))
+    job = dict(mapping_of(fields, "job"))
     if overrides.run is not None:
         job = {"priority": "bulk", **job, "run": overrides.run, "row": row}
     for name in ("priority", "tenant", "delay"):

@@ -31,8 +31,9 @@ class RowTemplate:
         except JobError as error:
             raise invalid(error.message, "template") from None
 
-    def apply(self, data: dict[str, Any]) -> dict[str, Any] | InvalidRequest:
-        """The row with the rendered prompt, in place of any that it has; or why it has none."""
+    def apply(self, data: dict[str, Any], field: str) -> dict[str, Any] | InvalidRequest:
+        """The row with the rendered text in a field, in place of any prompt that it has; or why it
+        has none."""
         if "body" in data:
             return invalid("a template can't be used with a line of an OpenAI batch file: omit it")
         values = {self._columns.get(name, name): value for name, value in data.items()} | data
@@ -41,7 +42,7 @@ class RowTemplate:
         except JobError as error:
             return invalid(error.message, "template")
         rest = {name: value for name, value in data.items() if name not in SOURCES}
-        return {**rest, "prompt": prompt}
+        return {**rest, field: prompt}
 
     def render(self, values: Mapping[str, Any]) -> str:
         """The prompt of values by their names. Raises JobError."""

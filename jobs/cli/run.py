@@ -20,7 +20,7 @@ from jobs.cli.options import (
     results_option,
 )
 from jobs.cli.output import echo, print_json
-from jobs.cli.run_watcher import FIRST_FAILURES, check_folder
+from jobs.cli.run_watcher import FIRST_FAILURES, check_all_score, check_folder
 from jobs.cli.watched_run import WINDOW_ROWS, WatchedRun
 from jobs.sizes import counted
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from jobs import Client, Results
     from jobs.cli.data_set import Columns, DataSet
     from jobs.runs.audit import Audit
+
+MODES = ("chat", "loglikelihood", "choice", "perplexity")
 
 
 def _parse_examples(
@@ -43,8 +45,25 @@ def _parse_examples(
     return Path(name), int(count)
 
 
+def _option_fields(ctx: click.Context) -> tuple[str, ...]:
+    from jobs.cli.field_options import request_fields
+    from jobs.cli.score_items import SCORE_MODES, option_fields
+
+    mode = ctx.params["mode"]
+    return option_fields(mode) if mode in SCORE_MODES else request_fields()
+
+
 @click.command()
 @click.argument("dataset", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    default=MODES[0],
+    is_eager=True,  # before the options whose values depend on it
+    show_default=True,
+    help="chat generates answers; loglikelihood and choice score continuations of prompts, "
+    "perplexity scores texts.",
+)
 @click.option(
     "-m", "--model", metavar="M", help="Model of all requests, instead of the model in each row."
 )
@@ -63,7 +82,8 @@ def _parse_examples(
         "job": "chatjobs run",
         "seed": "--seed",
         "priority": "chatjobs run: rows of a run are bulk jobs",
-    }
+    },
+    known=_option_fields,
 )
 @map_option
 @click.option(
@@ -78,6 +98,12 @@ def _parse_examples(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Jinja template that makes the prompt of each row from its columns.",
+)
+@click.option(
+    "--delimiter",
+    metavar="TEXT",
+    help="Between a prompt and the text that is scored behind it. [default: a space, unless the "
+    "prompt ends or the text begins with white space]",
 )
 @click.option(
     "--few-shot",
@@ -123,6 +149,7 @@ def _parse_examples(
 @redis_option
 def run(
     dataset: Path,
+    mode: str,
     model: str | None,
     run_id: str | None,
     split: str | None,
@@ -132,6 +159,7 @@ def run(
     names: dict[str, str],
     keep: tuple[str, ...],
     template_file: Path | None,
+    delimiter: str | None,
     few_shot: tuple[Path, int] | None,
     seed: int | None,
     num_samples: int,
@@ -147,7 +175,8 @@ def run(
 
     DATASET is a file as chatjobs submit takes it, or a folder of a Hugging Face data set. Columns
     named messages, prompt or text hold the request, question and answer the prompt and the expected
-    answer; others are named with --map. A row that is no request becomes a row with an error.
+    answer, continuations, choices and text what is scored; others are named with --map. A row that
+    is no request becomes a row with an error.
 
     The same command again goes on where it was, and does nothing for a run that is done. At the end
     the rows in the files are counted: exit code 1 if one is missing, there twice, or has failed.
@@ -157,15 +186,26 @@ def run(
     from jobs.cli.data_set_files import data_files
     from jobs.cli.requests import Overrides
     from jobs.cli.row_templates import RowTemplate
+    from jobs.cli.score_items import SCORE_MODES
     from jobs.errors import InvalidRequest
 
     if max_tokens is not None:
         if "max_tokens" in fields:
             raise click.UsageError("--max-tokens and -o max_tokens exclude each other: give one")
         fields = {**fields, "max_tokens": max_tokens}
-    name = run_id or _default_name(dataset, split, model)
+    _check_mode(mode, delimiter, fields, seed, num_samples, few_shot)
+    name = run_id or _default_name(dataset, split, mode, model)
     overrides = Overrides(
-        model, name, None, fields, keep, names=names, ignore_unknown=True, own_ids=True
+        model,
+        name,
+        None,
+        fields,
+        keep,
+        names=names,
+        ignore_unknown=True,
+        own_ids=True,
+        mode=mode,
+        delimiter=delimiter,
     )
     store = Results(results)
     try:
@@ -193,6 +233,8 @@ def run(
         configuration = source.configuration(content)
         with client(redis_url, quiet=quiet) as connected:
             check_folder(connected, store)
+            if mode in SCORE_MODES:
+                check_all_score(connected, columns.models)
             _Run(
                 connected,
                 store,
@@ -271,14 +313,43 @@ class _Run:
         return rate is not None and found.failed <= rate * found.rows
 
 
-def _default_name(dataset: Path, split: str | None, model: str | None) -> str:
+def _check_mode(
+    mode: str,
+    delimiter: str | None,
+    fields: dict[str, Any],
+    seed: int | None,
+    samples: int,
+    few_shot: tuple[Path, int] | None,
+) -> None:
+    """Refuse options that have no meaning in a mode."""
+    from jobs.cli.score_items import SCORE_MODES
+
+    if few_shot is not None and mode != "chat":
+        raise click.UsageError(
+            f"--few-shot makes conversations, and --mode {mode} takes texts: write the examples "
+            "into the template of --template"
+        )
+    if mode in SCORE_MODES:
+        given = {
+            "--max-tokens": "max_tokens" in fields,
+            "--seed": seed is not None,
+            "--num-samples": samples > 1,
+        }
+        for option in (name for name, is_given in given.items() if is_given):
+            raise click.UsageError(f"{option} is for answers, and --mode {mode} generates none")
+    if delimiter is not None and mode not in ("loglikelihood", "choice"):
+        raise click.UsageError(f"--mode {mode} puts nothing behind a prompt: omit --delimiter")
+
+
+def _default_name(dataset: Path, split: str | None, mode: str, model: str | None) -> str:
     """The name of a run that is not named: the same for the same data set and model."""
     from jobs.keys import RUN_ID
 
     name = dataset.resolve().name
     for suffix in reversed(dataset.suffixes if dataset.is_file() else []):
         name = name.removesuffix(suffix)
-    parts = [name, split or "", (model or "").rstrip("/").rpartition("/")[2]]
+    of_mode = "" if mode == MODES[0] else mode
+    parts = [name, split or "", of_mode, (model or "").rstrip("/").rpartition("/")[2]]
     found = "-".join(re.sub(r"[^A-Za-z0-9_.-]+", "-", part) for part in parts if part)
     found = found.lstrip(".-")[:100]
     if not RUN_ID.fullmatch(found):

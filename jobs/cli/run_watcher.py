@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -119,6 +120,21 @@ class RunWatcher:
         if text and text != self._said:
             self._said = text
             self._progress.note(text)
+
+
+def check_all_score(connected: Client, models: Iterable[str]) -> None:
+    """Refuse to score with models that workers serve which run no scoring jobs."""
+    from jobs.operations import SCORE
+    from jobs.store.worker_status import published
+
+    workers = published(connected.redis)
+    for model in models:
+        others = workers.without(model, SCORE.func)
+        if others:
+            raise Unavailable(
+                f"{counted(len(others), 'worker')} that serve{'s' * (len(others) == 1)} {model!r} "
+                f"can't score ({', '.join(others)}): update chatjobs there, or stop them"
+            )
 
 
 def check_folder(connected: Client, store: Results) -> None:

@@ -19,7 +19,8 @@ class Audit:
     """rows_in: of the data set. samples: of each row. rows: samples that are in the files. missing:
     samples that are not. twice: samples of which a choice is there twice. failed: samples with an
     error, or that were cancelled. foreign: rows in the files that the data set does not have.
-    broken: files that can't be read."""
+    broken: files that can't be read. choices: rows of the samples in the files, which have one for
+    each answer or continuation."""
 
     rows_in: int
     samples: int
@@ -29,6 +30,7 @@ class Audit:
     failed: int
     foreign: int
     broken: int
+    choices: int
 
     @property
     def holds(self) -> bool:
@@ -39,8 +41,9 @@ class Audit:
         more = f", {self.foreign:,} foreign" if self.foreign else ""
         more += f", {self.broken:,} files that can't be read" if self.broken else ""
         times = f" with {self.samples:,} samples each" if self.samples > 1 else ""
+        choices = f" with {self.choices:,} choices" if self.choices != self.rows else ""
         return (
-            f"{self.rows_in:,} in{times}, {self.rows:,} rows, {self.missing:,} missing, "
+            f"{self.rows_in:,} in{times}, {self.rows:,} rows{choices}, {self.missing:,} missing, "
             f"{self.twice:,} twice, {self.failed:,} failed{more}"
         )
 
@@ -72,7 +75,17 @@ def audit(results: Results, run: str, rows_in: int, samples: int = 1) -> Audit:
                 failed.add(number)
     twice = _count_twice(results, run, number_of, again, failed) if again else 0
     rows = len(choices.get(0, ()))
-    return Audit(rows_in, samples, rows, expected - rows, twice, len(failed), foreign, len(broken))
+    return Audit(
+        rows_in=rows_in,
+        samples=samples,
+        rows=rows,
+        missing=expected - rows,
+        twice=twice,
+        failed=len(failed),
+        foreign=foreign,
+        broken=len(broken),
+        choices=sum(map(len, choices.values())),
+    )
 
 
 def _count_twice(

@@ -15,6 +15,7 @@ from jobs.results.files import Results
 from jobs.runs.audit import Audit, audit
 from jobs.runs.producer import Producer, Watcher
 from jobs.runs.retry import Redo, remove_chosen
+from jobs.runs.row_set import RowSet
 from jobs.runs.run_file import RunFile
 from jobs.runs.source import RowSource
 from jobs.runs.written_rows import WrittenRows, read_columns
@@ -58,16 +59,18 @@ class DataSetRun:
         self.check()
         chosen, begun = redo is None, False
 
-        def begin() -> None:
+        def begin() -> RowSet | None:
             nonlocal chosen, begun
+            alone = None
             self.check()  # another process may have begun the run
             self._file.write(self._configuration, "running")
             if redo is not None and not chosen:
-                remove_chosen(self._results, self._rows, self.written, redo)
+                alone = remove_chosen(self._results, self._rows, self.written, redo)
                 chosen = True
             self.written.refresh()
             if not begun:
                 self.done_before, begun = len(self.written.rows), True
+            return alone
 
         producer = Producer(
             self._rows, self.written, self._source, watcher, window=self._window, begin=begin

@@ -16,9 +16,12 @@ import redis
 from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
+from jobs.api.score_request import ScoreRequest
 from jobs.errors import JobError
-from jobs.operations import CHAT
+from jobs.operations import CHAT, SCORE
 from jobs.results.outbox import OutboxEntry, outbox_entry
+from jobs.runs.packs import Pack, packs, prompt_of
+from jobs.runs.row_set import RowSet
 from jobs.runs.source import RowSource, SourceRow
 from jobs.runs.window import Window
 from jobs.runs.written_rows import WrittenRows
@@ -38,7 +41,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Progress:
     """In samples. done: those that have ended, also of earlier calls. total: of the data set, None
-    until its end was read. tokens: generated for rows in Parquet."""
+    until its end was read. tokens: generated, or scored, for rows in Parquet."""
 
     done: int
     failed: int
@@ -69,13 +72,15 @@ class Producer:
         watcher: Watcher,
         *,
         window: int,
-        begin: Callable[[], None] = lambda: None,
+        begin: Callable[[], RowSet | None] = lambda: None,
     ) -> None:
-        """`begin`: called with the lease, before the first row is enqueued; may raise."""
+        """`begin`: called with the lease, before the first row is enqueued; may raise. It returns
+        the samples that are packed with no others, such as those that have failed before."""
         self._rows, self._written = rows, written
         self._source, self._watcher, self._size = source, watcher, window
         self._begin = begin
         self._window = Window(rows, written)
+        self._alone = RowSet()
         self._total: int | None = None
         self._read = 0  # samples of this pass over the data set
         self._going = True
@@ -97,7 +102,7 @@ class Producer:
                 try:
                     if not self._acquire():
                         return "stopped"
-                    self._retry(self._begin)
+                    self._alone = self._retry(self._begin) or self._alone
                     while not self._pass():
                         if not self._going:
                             return "stopped"
@@ -167,43 +172,75 @@ class Producer:
         """Enqueue rows, those with a common beginning one after the other, so that workers compute
         it once. Rows without a request are ended."""
         self._end([row for row in chunk if row.error is not None])
-        left = sorted((row for row in chunk if row.error is None), key=_prefix)
-        while left:
-            requests = [row.request for row in left if row.request is not None]
+        left = sorted((row for row in chunk if row.error is None), key=prompt_of)
+        while left := self._without_owners(left):
+            sent = [*packs(left, self._alone.__contains__)]
+            requests = [pack.request for pack in sent]
             found = self._retry(lambda sent=requests: self._rows.enqueue(sent))  # type: ignore[misc]
-            again = [row for row, one in zip(left, found, strict=True) if not self._took(row, one)]
+            again = [
+                pack for pack, one in zip(sent, found, strict=True) if not self._took(pack, one)
+            ]
             if again:
                 self._tick()
                 time.sleep(FULL_SECONDS)
-            left = again if self._going else []
+            left = [row for pack in again for row in pack.rows] if self._going else []
 
-    def _took(self, row: SourceRow, found: Enqueued | JobError) -> bool:
-        """False if the row must be sent again, since a queue is full."""
+    def _without_owners(self, rows: list[SourceRow]) -> list[SourceRow]:
+        """The rows that no scoring job has. A job of an earlier call may have packed them with
+        others than this call would, and gives the same rows."""
+        scored = {row.number: row for row in rows if isinstance(row.request, ScoreRequest)}
+        requests = [row.request for row in scored.values() if isinstance(row.request, ScoreRequest)]
+        found = self._retry(lambda: self._rows.owners(requests)) if requests else []
+        owners = dict(zip(scored, found, strict=True))
+        for number, owner in owners.items():
+            if owner is None:
+                continue
+            row = scored[number]
+            if not (owner.is_same or owner.has_ended):
+                raise self._taken(row, f"row {row.row} is taken by another request")
+            add = self._window.add_ended if owner.has_ended else self._window.add
+            add(number, self._row_job(row, owner.job_id))
+        return [row for row in rows if owners.get(row.number) is None]
+
+    def _row_job(self, row: SourceRow, job_id: str) -> RowJob:
         assert row.request is not None
         queue = keys.queue(row.request.model, row.request.job.priority)
+        return RowJob(row.row, row.repeat, job_id, queue)
+
+    def _took(self, pack: Pack, found: Enqueued | JobError) -> bool:
+        """False if the rows must be sent again: a queue is full, or a row of several is refused."""
         if isinstance(found, Enqueued):
             add = self._window.add_ended if found.ended_before else self._window.add
-            add(row.number, RowJob(row.row, row.repeat, found.id, queue))
-        elif found.code == "queue_full":
+            for row in pack.rows:
+                add(row.number, self._row_job(row, found.id))
+            return True
+        if found.code == "queue_full":
             return False
-        elif found.param == "job.row":
-            self._refuse_taken(row, queue, found)
+        if len(pack.rows) > 1:
+            for row in pack.rows:
+                self._alone.add(row.number)
+            return False
+        (row,) = pack.rows
+        if found.param == "job.row":
+            self._refuse_taken(row, found)
         else:
             self._end([replace(row, error=found)])
         return True
 
-    def _refuse_taken(self, row: SourceRow, queue: str, error: JobError) -> None:
+    def _refuse_taken(self, row: SourceRow, error: JobError) -> None:
         """Another request has the row. If its job has ended, it is on its way to Parquet, or the
         files have lost it. Raises JobError if the job may run."""
-        one = RowJob(row.row, row.repeat, "", queue)
+        one = self._row_job(row, "")
         if self._retry(lambda: self._rows.states([one])) == [RowState.OPEN]:
-            raise JobError(
-                "invalid_request",
-                f"{row.place}: {error.message.partition(':')[2].strip()}; Redis still has jobs of "
-                f"an earlier run of this name: chatjobs jobs cancel --run {self._rows.run} ends "
-                "them",
-            )
+            raise self._taken(row, error.message.partition(":")[2].strip())
         self._window.add_ended(row.number, one)
+
+    def _taken(self, row: SourceRow, fact: str) -> JobError:
+        return JobError(
+            "invalid_request",
+            f"{row.place}: {fact}; Redis still has jobs of an earlier run of this name: "
+            f"chatjobs jobs cancel --run {self._rows.run} ends them",
+        )
 
     def _end(self, rows: list[SourceRow]) -> None:
         """Write error rows."""
@@ -228,7 +265,7 @@ class Producer:
             self._id_of(row),
             request,
             "error",
-            operation=CHAT.name,
+            operation=(SCORE if "items" in request else CHAT).name,
             attempt=0,
             error={**error, "message": f"{row.place}: {error['message']}"},
             finished_at=time.time(),
@@ -276,8 +313,3 @@ class Producer:
                 if isinstance(error, redis.AuthenticationError) or not self._report():
                     raise
                 time.sleep(OUTAGE_SECONDS)
-
-
-def _prefix(row: SourceRow) -> str:
-    assert row.request is not None
-    return "\n".join(f"{one.role}\n{one.text}" for one in row.request.messages)

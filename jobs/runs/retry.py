@@ -23,9 +23,9 @@ def failed(written: WrittenRows) -> RowSet:
     return written.failed
 
 
-def remove_chosen(results: Results, rows: RunRows, written: WrittenRows, redo: Redo) -> int:
-    """Remove rows from the files, and their jobs and reservations from Redis. Returns how many they
-    are. Call it with the lease on the run.
+def remove_chosen(results: Results, rows: RunRows, written: WrittenRows, redo: Redo) -> RowSet:
+    """Remove rows from the files, and their jobs and reservations from Redis. Returns them. Call it
+    with the lease on the run.
 
     If it is interrupted, call it again: a row is in a file, or its producer enqueues it. Raises
     LeaseLost, redis.RedisError, pyarrow.ArrowException and OSError.
@@ -34,7 +34,7 @@ def remove_chosen(results: Results, rows: RunRows, written: WrittenRows, redo: R
     written.refresh()
     chosen = redo(written)
     if not len(chosen):
-        return 0
+        return chosen
 
     def is_chosen(row: int, repeat: int) -> bool:
         return written.number_of(row, repeat) in chosen
@@ -49,4 +49,4 @@ def remove_chosen(results: Results, rows: RunRows, written: WrittenRows, redo: R
         rows.forget(chunk)
     remove_rows(results, rows.run, is_chosen)
     written.clear()
-    return len(chosen)
+    return chosen

@@ -6,23 +6,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from jobs.api.request import ChatRequest
 from jobs.errors import JobError
+from jobs.operations import Request
 
 Wanted = Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A sample of a row of a data set: its request, or why it has none. number: of the sample, from
-    0. row: index from 0. repeat: which sample of the row. place: for people, such as "line 17".
-    size: bytes of the request as JSON. known: fields of the request of a row that has none."""
+    """A sample of a row of a data set: its request, or why it has none. A row that is scored has a
+    request with one item, which names the row. number: of the sample, from 0. row: index from 0.
+    repeat: which sample of the row. place: for people, such as "line 17". size: bytes of the
+    request, or of its item, as JSON. known: fields of the request of a row that has none."""
 
     number: int
     row: int
     repeat: int
     place: str
-    request: ChatRequest | None
+    request: Request | None
     error: JobError | None = None
     size: int = 0
     known: Mapping[str, Any] = field(default_factory=dict)

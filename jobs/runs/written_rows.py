@@ -20,7 +20,15 @@ from jobs.results.superseded import without_superseded
 from jobs.runs.row_set import RowSet
 
 MAX_ROW = 2**62  # row indexes from here on are hashes of job ids: rows of other producers
-COLUMNS = ("row_index", "repeat_index", "choice_index", "status", "error_type", "output_tokens")
+COLUMNS = (
+    "row_index",
+    "repeat_index",
+    "choice_index",
+    "status",
+    "error_type",
+    "output_tokens",
+    "scored_tokens",
+)
 BATCH_ROWS = 8192
 
 
@@ -37,7 +45,7 @@ class WrittenRows:
         self.rows = RowSet()
         self.failed = RowSet()
         self.errors: Counter[str] = Counter()  # samples by error code
-        self.tokens = 0  # generated, in all rows
+        self.tokens = 0  # generated, or scored, in all rows
         self._files: set[str] = set()  # that were read
 
     def refresh(self) -> int:
@@ -59,8 +67,8 @@ class WrittenRows:
         return row * self._samples + repeat if row < MAX_ROW and repeat < self._samples else None
 
     def _read(self, file: Path) -> None:
-        for row, repeat_index, choice, status, code, tokens in read_columns(file, COLUMNS):
-            self.tokens += tokens or 0
+        for row, repeat_index, choice, status, code, tokens, scored in read_columns(file, COLUMNS):
+            self.tokens += tokens or scored or 0
             number = self.number_of(row, repeat_index)
             if choice or number is None:
                 continue

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -18,16 +18,17 @@ from typing import Any, NamedTuple
 from redis import Redis
 
 from jobs import keys, lua
+from jobs.api.score_request import ScoreRequest
 from jobs.errors import JobError
 from jobs.operations import Request
 from jobs.results.outbox import OutboxEntry, encode
 from jobs.store.backlog import has_unwritten
-from jobs.store.enqueue import Enqueued, LeaseLost, enqueue
+from jobs.store.enqueue import Enqueued, LeaseLost, enqueue, new_job
 from jobs.store.eviction import EvictionCheck
 from jobs.store.expiry import ROW_SECONDS
 from jobs.store.preludes import DELETE_JOB_LUA, QUEUE_LUA, RESERVATIONS_LUA
 from jobs.store.purge import keys_of_job
-from jobs.store.reservations import digest_of, is_unwritten
+from jobs.store.reservations import digest_of, is_unwritten, job_of
 from jobs.store.rq_layout import executions_key, job_key, results_key
 
 HOLD = lua.load("jobs.store", "hold_run")
@@ -90,6 +91,15 @@ class RowJob(NamedTuple):
     repeat: int
     job_id: str
     queue: str  # of RQ
+
+
+class Owner(NamedTuple):
+    """The job that has the row of an item. job_id: "" of one that has ended. is_same: it has the
+    same item."""
+
+    job_id: str
+    has_ended: bool
+    is_same: bool
 
 
 class RowState(Enum):
@@ -169,6 +179,31 @@ class RunRows:
         self._eviction.require(self._redis)
         return enqueue(self._redis, requests, holder=self._holder.token)
 
+    def owners(self, requests: Sequence[ScoreRequest]) -> list[Owner | None]:
+        """The jobs that have the rows of requests with one item each; None for a row that has none,
+        or a job that has left Redis without the row."""
+        rows = [(item["row"], item.get("repeat", 0)) for one in requests for item in one.items]
+        found, _ = self._read_reservations(rows)
+        jobs = {
+            place: job_of(value, self.run, rows[place][0])
+            for place, value in enumerate(found)
+            if value and is_unwritten(value)
+        }
+        pipeline = self._redis.pipeline(transaction=False)
+        for job in jobs.values():
+            pipeline.exists(job_key(job))
+        exists = dict(zip(jobs, pipeline.execute() if jobs else [], strict=True))
+        owners: list[Owner | None] = []
+        for place, (request, value) in enumerate(zip(requests, found, strict=True)):
+            # A job that was gone may have ended since: enqueueing looks again.
+            if not value or not exists.get(place, True):
+                owners.append(None)
+                continue
+            (row,) = new_job(request).rows
+            is_same = value.startswith(row.digest)
+            owners.append(Owner(jobs.get(place, ""), place not in jobs, is_same))
+        return owners
+
     def end(self, entries: Sequence[OutboxEntry]) -> list[bool]:
         """Write rows that no job can run; False for one that a request has."""
         pipeline = self._redis.pipeline(transaction=False)
@@ -197,23 +232,12 @@ class RunRows:
     def states(self, rows: Sequence[RowJob], *, check_jobs: bool = False) -> list[RowState]:
         """Look up the state of each row. `check_jobs`: a row whose job was deleted before it ended
         is NONE: it may be enqueued again."""
-        by_key: dict[str, list[int]] = {}  # places in the list
-        for place, one in enumerate(rows):
-            by_key.setdefault(keys.rows(self.run, one.row), []).append(place)
-        pipeline = self._redis.pipeline(transaction=False)
-        jobs = dict.fromkeys(one.job_id for one in rows) if check_jobs else {}
-        for job in jobs:  # before the reservations: a job that ends meanwhile has changed its own
-            pipeline.exists(job_key(job))
-        for name, places in by_key.items():
-            members = [rows[place] for place in places]
-            pipeline.hmget(name, [keys.row_field(one.row, one.repeat) for one in members])
-        replies = pipeline.execute() if rows else []
-        exists = dict(zip(jobs, replies[: len(jobs)], strict=True))
-        found = [RowState.NONE] * len(rows)
-        for places, values in zip(by_key.values(), replies[len(jobs) :], strict=True):
-            for place, value in zip(places, values, strict=True):
-                found[place] = _state(value, is_gone=not exists.get(rows[place].job_id, True))
-        return found
+        jobs = [one.job_id for one in rows] if check_jobs else []
+        found, exists = self._read_reservations([(one.row, one.repeat) for one in rows], jobs)
+        return [
+            _state(value, is_gone=not exists.get(one.job_id, True))
+            for one, value in zip(rows, found, strict=True)
+        ]
 
     def forget(self, rows: Sequence[RowJob], *, withdraw: bool = False) -> list[bool]:
         """Remove all that Redis holds of rows: for rows that are in Parquet, and for lost ones.
@@ -269,6 +293,27 @@ class RunRows:
     def want(self) -> None:
         """Have the rows that wait written at once."""
         self._redis.sadd(keys.WANTED, self.run)
+
+    def _read_reservations(
+        self, rows: Sequence[tuple[int, int]], jobs: Iterable[str] = ()
+    ) -> tuple[list[bytes | None], dict[str, bool]]:
+        """The reservations of rows, by row_index and repeat_index, and whether jobs exist. These
+        are read first: one that ends meanwhile has changed its reservations."""
+        by_key: dict[str, list[int]] = {}  # places in the list
+        for place, (row, _) in enumerate(rows):
+            by_key.setdefault(keys.rows(self.run, row), []).append(place)
+        names = dict.fromkeys(jobs)
+        pipeline = self._redis.pipeline(transaction=False)
+        for job in names:
+            pipeline.exists(job_key(job))
+        for name, places in by_key.items():
+            pipeline.hmget(name, [keys.row_field(*rows[place]) for place in places])
+        replies = pipeline.execute() if rows else []
+        found: list[bytes | None] = [None] * len(rows)
+        for places, values in zip(by_key.values(), replies[len(names) :], strict=True):
+            for place, value in zip(places, values, strict=True):
+                found[place] = value
+        return found, {job: bool(one) for job, one in zip(names, replies, strict=False)}
 
     def _try_to_hold(self, replaced: str) -> Holder | None:
         holder = self._call_hold(replaced, int(1000 * LEASE_SECONDS))

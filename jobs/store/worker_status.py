@@ -33,6 +33,14 @@ class Published(NamedTuple):
         """Number of running workers that take the jobs of a function for a model."""
         return sum(model in one["names"] and func in funcs_of(one) for one in self.running)
 
+    def without(self, model: str, func: str) -> list[str]:
+        """The names of the running workers that serve a model and do not run a function."""
+        return [
+            one["name"]
+            for one in self.running
+            if model in one["names"] and func not in funcs_of(one)
+        ]
+
 
 def read_workers(redis: Redis) -> list[dict[str, Any]]:
     """The status that each running worker publishes, by worker name, without values that no worker

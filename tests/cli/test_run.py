@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
 
+from jobs import ChatRequest
 from jobs.cli.data_set import DataSet
 from jobs.cli.requests import Overrides
 from jobs.runs.producer import Producer, Progress
@@ -277,7 +278,7 @@ def test_each_sample_has_a_seed_that_follows_from_that_of_the_run(tmp_path: Path
         with DataSet([file], overrides, seed=seed, samples=3) as source:
             rows = list(source.read(lambda number: True))
         requests = [row.request for row in rows if row is not None]
-        return [None if one is None else one.seed for one in requests]
+        return [one.seed if isinstance(one, ChatRequest) else None for one in requests]
 
     assert len(set(seeds(7))) == 6
     assert seeds(7) == seeds(7)

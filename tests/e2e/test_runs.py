@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import ChatRequest
+from jobs.runs.written_rows import WrittenRows
 from jobs.store.enqueue import LeaseLost
 from jobs.store.run_rows import RunRows
 from tests.waiting import PATIENCE, wait_until
@@ -66,6 +67,45 @@ def in_files(site: Site, run: str = "r1") -> Counter[int]:
         for file in folder.glob("*.parquet")
         for row in pq.read_table(file)["row_index"].to_pylist()
     )
+
+
+def test_each_continuation_is_there_once_after_kills_of_producer_and_worker(
+    site: Site, tmp_path: Path, command: Command
+) -> None:
+    """The second producer packs the rows with others than the first one has."""
+    file, count = tmp_path / "data.jsonl", 300
+    rows = (
+        {"prompt": f"{n % 7} and {n}:", "continuations": ["pear", "fig apple"]}
+        for n in range(count)
+    )
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    places: list[object] = ["--redis", site.url, "--results", site.folder]
+    words: list[object] = ["run", file, "--mode", "loglikelihood", "-m", "demo", "--run", "r1"]
+    written = WrittenRows(site.results, "r1")
+
+    def has_written(rows: int) -> bool:
+        written.refresh()
+        return len(written.rows) >= rows
+
+    worker = command("work", "--model", "demo", "--max-batch", "2", *places, quiet=True)
+    producer = command(*words, "--window", "150", *places, quiet=True)
+    wait_until(lambda: has_written(1))
+    producer.kill()
+    producer = command(*words, "--window", "90", *places)
+    wait_until(lambda: has_written(150))
+    worker.kill()
+    command("work", "--model", "demo", *places, quiet=True)
+    code, out, err = finished(producer)
+    assert (code, out) == (
+        0,
+        "r1: 300 in, 300 rows with 600 choices, 0 missing, 0 twice, 0 failed\n",
+    ), err
+    found = Counter(
+        (row["row_index"], row["choice_index"])
+        for part in (site.folder / "r1" / "samples").glob("*.parquet")
+        for row in pq.read_table(part, columns=["row_index", "choice_index"]).to_pylist()
+    )
+    assert found == dict.fromkeys(((n, m) for n in range(count) for m in range(2)), 1)
 
 
 def test_two_producers_do_not_double_a_run(site: Site, tmp_path: Path, command: Command) -> None:

@@ -1,0 +1,73 @@
+"""Packs rows into jobs: a chat has a job of its own, many rows that are scored share one.
+
+A pack is no more than seconds of work, since it is scored again as a whole if its worker dies. What
+is done, failed or missing is counted by row, whatever a row is packed with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from jobs.api.request import ChatRequest
+from jobs.api.score_request import ScoreRequest
+from jobs.operations import Request
+from jobs.runs.source import SourceRow
+
+PACK_ROWS = 64
+PACK_BYTES = 16 * 1024  # of items as JSON: about 4,000 tokens
+# Rows of one prompt stay in one pack up to this many times its limits.
+MAX_OVERRUN = 4
+
+
+class Pack(NamedTuple):
+    """A request, and the rows that its job gives."""
+
+    request: Request
+    rows: Sequence[SourceRow]
+
+
+def prompt_of(row: SourceRow) -> str:
+    """The beginning of what the model sees of a row, for the order of rows: those that begin alike
+    are enqueued one behind the other."""
+    request = row.request
+    if isinstance(request, ChatRequest):
+        return "\n".join(f"{one.role}\n{one.text}" for one in request.messages)
+    assert isinstance(request, ScoreRequest)
+    item = request.items[0]
+    return str(item.get("prompt", item.get("messages", item.get("text"))))
+
+
+def packs(rows: Sequence[SourceRow], is_alone: Callable[[int], bool]) -> Iterator[Pack]:
+    """The jobs of some rows, which are in the order of their prompts. Each row that is scored has a
+    request with one item. `is_alone`: by the number of a row, whether it has a job of its own."""
+    open_rows: list[SourceRow] = []
+    size = 0
+    for row in rows:
+        packed = isinstance(row.request, ScoreRequest) and not is_alone(row.number)
+        if open_rows and not (packed and _fits(row, open_rows, size)):
+            yield _pack(open_rows)
+            open_rows, size = [], 0
+        if not packed:
+            assert row.request is not None
+            yield Pack(row.request, [row])
+            continue
+        open_rows.append(row)
+        size += row.size
+    if open_rows:
+        yield _pack(open_rows)
+
+
+def _fits(row: SourceRow, others: Sequence[SourceRow], size: int) -> bool:
+    last = others[-1]
+    assert row.request is not None and last.request is not None
+    if row.request.model != last.request.model:
+        return False
+    times = MAX_OVERRUN if prompt_of(row) == prompt_of(last) else 1
+    return len(others) < times * PACK_ROWS and size + row.size <= times * PACK_BYTES
+
+
+def _pack(rows: Sequence[SourceRow]) -> Pack:
+    requests = [row.request for row in rows if isinstance(row.request, ScoreRequest)]
+    items = [item for one in requests for item in one.items]
+    return Pack(requests[0].model_copy(update={"items": items}), rows)
