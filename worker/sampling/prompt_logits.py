@@ -31,12 +31,18 @@ class TokenScore:
 
 
 class WantedRows(NamedTuple):
-    """Consecutive rows of logits. `token_ids`: one to score by each row, with the `top` most
-    probable ones; without any, the logits themselves are wanted."""
+    """Consecutive rows of logits. `token_ids`: one to score by each row, or several by the only
+    row, with the `top` most probable ones; without any, the logits themselves are wanted."""
 
     rows: int
     token_ids: Sequence[int] = ()
     top: int = 0
+
+    def rows_of_tokens(self, first: int) -> Sequence[int]:
+        """The row by which each token is scored. `first`: the first one of these."""
+        if self.rows == 1:
+            return [first] * len(self.token_ids)
+        return range(first, first + self.rows)
 
 
 Found = list[list[TokenScore]] | Tensor  # scores of each token, or float32 logits [rows, vocab]
@@ -83,6 +89,23 @@ class PromptLogprobs(PromptReader):
         self.positions += found
 
 
+class NextTokenLogprobs(PromptReader):
+    """Log-probabilities of some tokens behind a prompt of so many tokens."""
+
+    def __init__(self, tokens: int, token_ids: Sequence[int]) -> None:
+        super().__init__(tokens - 1, tokens)
+        self._ids = list(token_ids)
+        self.positions: list[list[TokenScore]] = []  # of each token, in their order
+
+    def wanted(self, end: int) -> WantedRows:
+        return WantedRows(1, self._ids)
+
+    def add(self, found: Found) -> None:
+        assert isinstance(found, list)
+        self.row += 1
+        self.positions += found
+
+
 class PromptLogits(PromptReader):
     """The logits after each token, in the memory of the host."""
 
@@ -116,7 +139,7 @@ def score_tokens(
 ) -> list[list[list[TokenScore]] | None]:
     """The scores of the tokens of each entry, whose first one follows a row of the logits [rows,
     vocab]. None for an entry whose logits are not finite."""
-    at = [row for first, one in wanted for row in range(first, first + one.rows)]
+    at = [row for first, one in wanted for row in one.rows_of_tokens(first)]
     token_ids = [token_id for _, one in wanted for token_id in one.token_ids]
     scored, top = to_device(token_ids, logits.device), max(one.top for _, one in wanted)
     chunks = [
@@ -131,8 +154,8 @@ def score_tokens(
     found: list[list[list[TokenScore]] | None] = []
     row = 0
     for _, one in wanted:
-        each = range(row, row + one.rows)
-        row += one.rows
+        each = range(row, row + len(one.token_ids))
+        row += len(one.token_ids)
         found.append(
             [_scores(token_ids[at], logprobs[at], numbers[at], one.top) for at in each]
             if all(finite[at] for at in each)

@@ -1,7 +1,7 @@
 """Runs scoring requests: a sequence for each continuation and each window, whose logits are read.
 
 The sequences draw nothing and run in the batch of all others. Continuations of one prompt share its
-state through the prefix cache.
+state through the prefix cache; those of one token are read from one sequence, the prompt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,37 +25,33 @@ from worker.backend import MachineError, Outcome, Progress, Sink
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.engine import sequence as engine_sequence
 from worker.engine.engine import EngineCore
-from worker.sampling.prompt_logits import PromptLogprobs
+from worker.sampling.prompt_logits import NextTokenLogprobs, PromptLogprobs
 from worker.scoring.encoding import ItemEncoder, Targets
 
 logger = logging.getLogger(__name__)
 
+Reader = PromptLogprobs | NextTokenLogprobs
+
 DIGITS = 7  # of the log-probability of a token, whose column has float32
 
-OnEnd = Callable[["_Scored", engine_sequence.TokenEvent], None]
 
-
+@dataclass(frozen=True, slots=True)
 class _Scored:
-    """Targets, and the sequence that scores them."""
+    """Targets, and the sequence that scores them, perhaps with others. `part`: their positions
+    among those that the reader has."""
 
-    def __init__(self, targets: Targets, request: ScoreRequest, on_end: OnEnd) -> None:
-        self.targets = targets
-        self._reader = PromptLogprobs(targets.token_ids, 0, first=targets.first)
-        self.sequence = engine_sequence.Sequence(
-            targets.token_ids[:-1],
-            listener=partial(on_end, self),
-            reader=self._reader,
-            salt=request.cache_salt or "",
-            bulk=request.job.priority == "bulk",
-        )
+    targets: Targets
+    sequence: engine_sequence.Sequence
+    reader: Reader
+    part: slice
 
     @property
     def logprobs(self) -> list[float]:
-        return [scores[0].logprob for scores in self._reader.positions]
+        return [scores[0].logprob for scores in self.reader.positions[self.part]]
 
     @property
     def is_greedy(self) -> bool:
-        return all(scores[0].rank == 1 for scores in self._reader.positions)
+        return all(scores[0].rank == 1 for scores in self.reader.positions[self.part])
 
     @property
     def cached_tokens(self) -> int:
@@ -80,7 +77,38 @@ class _ItemRun:
             self.error = error
 
     def start(self, request: ScoreRequest, on_end: Callable[..., None]) -> None:
-        self.scored = [_Scored(one, request, partial(on_end, self)) for one in self.targets]
+        """Make the sequences. `on_end` gets this item, the reader of a sequence, and its last
+        event."""
+        scored: dict[int, _Scored] = {}
+        for places in _together(self.targets):
+            first, *others = (self.targets[place] for place in places)
+            reader: Reader = PromptLogprobs(first.token_ids, 0, first=first.first)
+            if others:
+                ids = [one.token_ids[-1] for one in (first, *others)]
+                reader = NextTokenLogprobs(first.first, ids)
+            sequence = engine_sequence.Sequence(
+                first.token_ids[:-1],
+                listener=partial(on_end, self, reader),
+                reader=reader,
+                salt=request.cache_salt or "",
+                bulk=request.job.priority == "bulk",
+            )
+            for number, place in enumerate(places):
+                part = slice(number, number + 1) if others else slice(None)
+                scored[place] = _Scored(self.targets[place], sequence, reader, part)
+        self.scored = [scored[place] for place in range(len(self.targets))]
+
+
+def _together(targets: Sequence[Targets]) -> Iterator[list[int]]:
+    """The places of the targets that one sequence scores: those of one token behind the same
+    prompt, and each other one alone."""
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for place, one in enumerate(targets):
+        if one.first == len(one.token_ids) - 1:
+            alike.setdefault(tuple(one.token_ids[:-1]), []).append(place)
+        else:
+            yield [place]
+    yield from alike.values()
 
 
 class Scoring:
@@ -104,8 +132,9 @@ class Scoring:
         self._created = int(time.time())
         for run in runs:
             run.start(request, self._on_end)
-        self._open = {one for run in runs for one in run.scored}  # changed by the engine's thread
-        self.sequences = [one.sequence for run in runs for one in run.scored]
+        scored = [one for run in runs for one in run.scored]
+        self._open = {one.reader for one in scored}  # changed by the engine's thread
+        self.sequences = [*dict.fromkeys(one.sequence for one in scored)]
         self._ends: deque[tuple[_ItemRun, JobError | None]] = deque()
         self._finished_at: float | None = None
         self._taken = False
@@ -120,14 +149,14 @@ class Scoring:
         for sequence in self.sequences:
             sequence.cancel()
 
-    def _on_end(self, run: _ItemRun, one: _Scored, event: engine_sequence.TokenEvent) -> None:
+    def _on_end(self, run: _ItemRun, reader: Reader, event: engine_sequence.TokenEvent) -> None:
         """A sequence has ended: it draws nothing, so it has no other event. Called again if a step
         was interrupted here."""
         self._ends.append((run, event.error))
         if event.error is not None:  # the item has failed
             for other in run.scored:
                 other.sequence.cancel()
-        self._open.discard(one)
+        self._open.discard(reader)
         if self.done:
             self._finished_at = clock.now()
             self._announce(self)

@@ -92,6 +92,21 @@ def test_the_second_best_token_is_not_greedy(pair: Pair) -> None:
     assert [one.is_greedy for one in found.continuations] == [True, False]
 
 
+def test_continuations_of_one_token_are_read_from_one_sequence(pair: Pair) -> None:
+    context = pair.engine.tokenizer.encode(PROMPT)
+    choices: list[Any] = [[token] for token in (5, 7, 5, 11)] + [[9, 8]]
+    item: Any = {"type": "choice", "prompt": PROMPT, "choices": choices}
+    outcome = outcome_of(pair.engine, item, item)
+    assert isinstance(outcome.result, ScoreResult) and outcome.result.usage is not None
+    assert outcome.result.usage.prompt_tokens == 2 * (len(context) + len(context) + 1)
+    for scored in outcome.result.items:
+        assert scored.continuations is not None
+        for choice, one in zip(choices, scored.continuations, strict=True):
+            logprobs, is_greedy = expected(pair.reference, [*context, *choice], len(context))
+            assert one.token_logprobs == pytest.approx(logprobs, abs=1e-4)
+            assert (one.token_ids, one.is_greedy) == (choice, is_greedy)
+
+
 def expected_greedy(pair: Pair, context: list[int]) -> list[int]:
     """Three tokens that the reference would generate."""
     made: list[int] = []
