@@ -1,4 +1,4 @@
-"""Counts and numbers of bytes as text, for messages."""
+"""Counts, figures and numbers of bytes as text, for messages."""
 
 from __future__ import annotations
 
@@ -24,3 +24,21 @@ def size_texts(first: float, second: float) -> tuple[str, str]:
     if first != second and texts[0] == texts[1]:
         return counted(round(first), "byte"), counted(round(second), "byte")
     return texts
+
+
+def figure_text(value: float | None) -> str:
+    """A figure with four places below 10 and two above; empty if there is none."""
+    if value is None:
+        return ""
+    return (
+        f"{value:.4f}"
+        if abs(value) < 10
+        else f"{value:.2f}"
+        if abs(value) < 1e6
+        else f"{value:.3e}"
+    )
+
+
+def interval_text(interval: tuple[float, float] | None) -> str:
+    """An interval of figures, empty if there is none."""
+    return "" if interval is None else " to ".join(map(figure_text, interval))

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.figures import by_option, figure_text, group_text, interval_text, seed_option
+from jobs.cli.figures import by_option, group_text, seed_option
 from jobs.cli.interrupts import interrupts_raise
 from jobs.cli.options import json_option, quiet_option, results_option
 from jobs.cli.output import echo, print_json
 from jobs.cli.runs import open_results
 from jobs.cli.table import Column, free_text, number, print_table
-from jobs.sizes import counted
+from jobs.sizes import counted, figure_text, interval_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""Figures of scores on the command line: the options that they depend on, and their text."""
+"""Figures of scores on the command line: the options that they depend on, and the names of their
+groups."""
 
 from __future__ import annotations
 
@@ -21,21 +22,3 @@ def group_text(group: dict[str, str | None], name: str) -> str:
         return "all"
     value = group[name]
     return "none" if value is None else value
-
-
-def figure_text(value: float | None) -> str:
-    """A figure with four significant digits, and four places at most."""
-    if value is None:
-        return ""
-    return (
-        f"{value:.4f}"
-        if abs(value) < 10
-        else f"{value:.2f}"
-        if abs(value) < 1e6
-        else f"{value:.3e}"
-    )
-
-
-def interval_text(interval: tuple[float, float] | None) -> str:
-    """An interval, empty if there is none."""
-    return "" if interval is None else " to ".join(map(figure_text, interval))

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs import Results
-from jobs.cli.figures import figure_text, interval_text
 from jobs.cli.output import echo
 from jobs.cli.table import number, print_table
 from jobs.results.files import SAMPLES
@@ -18,7 +17,7 @@ from jobs.scores.figures import Interval
 from jobs.scores.samples import read_groups
 from jobs.scores.spec import Spec
 from jobs.scores.summary import Summary, summarise
-from jobs.sizes import counted
+from jobs.sizes import counted, figure_text, interval_text
 
 TASK = "task"  # the field of the metadata
 

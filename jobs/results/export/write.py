@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from jobs.errors import invalid
 from jobs.results.export.cells import csv_text
 from jobs.results.export.formats import Format
 from jobs.results.export.openai_batch import batch_lines
 from jobs.results.export.ordered import COMMON_COLUMNS, ordered_tables
 from jobs.results.files import Results, write_tables
+from jobs.results.output_file import check_output, part_of, replaced
 from jobs.results.schema import SCHEMA
 
 ERROR_SUFFIX = ".errors"
@@ -57,14 +56,14 @@ def write_export(
 ) -> list[Written]:
     """Write a run to `path`; batch files also to `errors_path(path)`. `every`: all columns. Raises
     InvalidRequest for a path that can't be written to, and for what `batch_lines` refuses."""
-    _check(path)
+    check_output(path)
     if form == "openai-batch":
         return _write_batch(results, run, path)
     columns = export_columns(every=every)
     if form == "parquet":
         return [_write_parquet(results, run, path, columns)]
     count = 0
-    with _replaced(path) as file:
+    with replaced(path) as file:
         for text, rows in text_parts(results, run, form, columns):
             file.write(text)
             count += rows
@@ -81,7 +80,7 @@ def _write_batch(results: Results, run: str, path: Path) -> list[Written]:
     file."""
     paths, counts = (path, errors_path(path)), [0, 0]
     with ExitStack() as both:
-        files = [both.enter_context(_replaced(one)) for one in paths]
+        files = [both.enter_context(replaced(one)) for one in paths]
         for line in batch_lines(results, run):
             which = 0 if line.is_answer else 1
             files[which].write(f"{_json(line.content)}\n")
@@ -99,38 +98,12 @@ def _write_parquet(results: Results, run: str, path: Path, columns: Sequence[str
             count += len(table)
             yield table.cast(schema)
 
-    part = _part(path)
+    part = part_of(path)
     try:
         write_tables(part, path, tables(), schema)
     finally:
         part.unlink(missing_ok=True)
     return Written(path, count)
-
-
-def _check(path: Path) -> None:
-    if path.exists() and not path.is_file():
-        raise invalid(f"{path} can't be written: it is no regular file", "output")
-    if not path.parent.is_dir():
-        raise invalid(f"{path} can't be written: there is no folder {path.parent}", "output")
-
-
-@contextmanager
-def _replaced(path: Path) -> Iterator[IO[str]]:
-    """A file that takes the place of `path` at the end, unless an error is raised."""
-    part = _part(path)
-    try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        with suppress(OSError):
-            part.unlink()
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def _json(value: Any) -> str:
