@@ -18,6 +18,8 @@
 #   make extras  make the environment .extras, with lm-evaluation-harness (2 GB), and test the
 #                adapters to other programs there
 #   make wheel   build a wheel for x86-64 Linux in dist/, with compiled CPU kernels
+#   make browser look at a report in headless Chromium (Debian's package chromium), and write
+#                screenshots to browser/
 #   make soak    35 minutes of faults under load, with a new seed; SERVER=/path/of/redis-server
 #   make clean   remove the environment and the caches, but no results
 
@@ -28,7 +30,7 @@ MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
 .PHONY: demo test quick lint types tests bench bench-peers oracle real extras sanitize installed wheel \
-    soak triton gpu-check clean
+    browser soak triton gpu-check clean
 ifndef BESIDE
 .NOTPARALLEL:
 endif
@@ -113,6 +115,11 @@ triton: $(VENV)/.ready-to-test .triton/.ready
 
 gpu-check: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.gpu_check
+
+browser: $(VENV)/.ready-to-test
+	@command -v chromium chromium-browser > /dev/null || \
+	    { echo "make browser needs Chromium: apt-get install chromium" >&2; exit 1; }
+	$(BIN)/pytest -m browser tests/browser
 
 soak: $(VENV)/.ready-to-test
 	$(BIN)/python -m tests.soak.run --seconds 1200 --jobs 12000 $(if $(SERVER),--server $(SERVER))

@@ -35,6 +35,7 @@ def build() -> click.Group:
     from jobs.cli.limits import limits
     from jobs.cli.lm_eval import lm_eval
     from jobs.cli.record import record
+    from jobs.cli.report import report
     from jobs.cli.results import results
     from jobs.cli.run import run
     from jobs.cli.score import score
@@ -45,7 +46,7 @@ def build() -> click.Group:
     for plugin in sorted(entry_points(group="chatjobs.commands"), reverse=True):
         group.add_command(plugin.load())
     of_jobs = (chat, submit, run, follow, cancel, jobs_group, status, limits)
-    of_results = (record, results, score, diff, lm_eval)
+    of_results = (record, results, score, diff, report, lm_eval)
     for command in (*of_jobs, *of_results):
         group.add_command(command)
     return click.version_option(package_name="chatjobs")(group)

@@ -1,0 +1,1 @@
+"""`chatjobs report`: one HTML page about runs, from their files alone."""
