@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from jobs.errors import invalid
 from jobs.results.files import Results
@@ -14,6 +15,7 @@ from jobs.results.schema import SCHEMA
 from jobs.results.scores import KEY
 
 BATCH_ROWS = 256
+GROUP = pa.field("group", pa.int32())
 
 
 def sample_batches(
@@ -25,10 +27,12 @@ def sample_batches(
 
 
 class Groups(NamedTuple):
-    """The groups of a run's samples. `by`: what makes them. `table`: a pyarrow.Table of the keys of
-    the samples and their values of each `by` as text, in columns `by0`, `by1`, …"""
+    """The groups of a run's samples. `by`: what makes them. `values`: of each group, a text for
+    each `by`. `table`: a pyarrow.Table of the keys of the samples and the place of their group in
+    `values`, in the column `group`."""
 
     by: Sequence[str]
+    values: Sequence[tuple[str | None, ...]]
     table: Any
 
 
@@ -36,20 +40,27 @@ def read_groups(results: Results, run: str, by: Sequence[str]) -> Groups:
     """The groups by columns, or by fields of the metadata, such as columns that were kept. Raises
     InvalidRequest if no sample has such a field."""
     columns = [name if name in SCHEMA.names else "metadata" for name in by]
-    table = results.table(run, list(dict.fromkeys([*KEY, *columns])))
-    parts = {name: table[name] for name in KEY}
+    rows = results.dataset(run)
+    places: dict[tuple[str | None, ...], int] = {}
+    tables = [
+        rows.schema.empty_table().select([*KEY]).append_column(GROUP, pa.array([], GROUP.type))
+    ]
+    for batch in rows.to_batches(columns=list(dict.fromkeys([*KEY, *columns]))):
+        labels = [
+            _labels(batch[column].to_pylist(), None if name == column else name)
+            for name, column in zip(by, columns, strict=True)
+        ]
+        numbers = [places.setdefault(one, len(places)) for one in zip(*labels, strict=True)]
+        keys = pa.Table.from_batches([batch]).select([*KEY])
+        tables.append(keys.append_column(GROUP, pa.array(numbers, GROUP.type)))
     for number, (name, column) in enumerate(zip(by, columns, strict=True)):
-        values = table[column].to_pylist()
-        if name != column:
-            values = [_field(one, name) for one in values]
-            if not any(one is not None for one in values) and values:
-                raise invalid(
-                    f"run {run} has no column {name!r}, and no such field in its metadata: "
-                    f"{_found(table[column].to_pylist())}",
-                    "by",
-                )
-        parts[f"by{number}"] = pa.array([_text(one) for one in values], pa.string())
-    return Groups(by, pa.table(parts))
+        if name != column and places and all(one[number] is None for one in places):
+            raise invalid(
+                f"run {run} has no column {name!r}, and no such field in its metadata: "
+                f"{_found(rows)}",
+                "by",
+            )
+    return Groups(by, list(places), pa.concat_tables(tables))
 
 
 def grouped(scores: Any, groups: Groups) -> Iterator[tuple[dict[str, str | None], Any]]:
@@ -58,13 +69,18 @@ def grouped(scores: Any, groups: Groups) -> Iterator[tuple[dict[str, str | None]
     keys = scores.select([*KEY])
     keys = keys.append_column("place", pa.array(range(len(scores)), pa.int64()))
     joined = keys.join(groups.table, [*KEY], join_type="inner")
-    labels = [joined[f"by{number}"].to_pylist() for number in range(len(groups.by))]
-    places: dict[tuple[str | None, ...], list[int]] = {}
-    for *values, place in zip(*labels, joined["place"].to_pylist(), strict=True):
-        places.setdefault(tuple(values), []).append(place)
-    for group in sorted(places, key=lambda one: [(text is not None, text or "") for text in one]):
-        named = dict(zip(groups.by, group, strict=True))
-        yield named, scores.take(sorted(places[group]))
+    joined = joined.sort_by([("group", "ascending"), ("place", "ascending")])
+    parts, start = {}, 0
+    for one in joined["group"].value_counts().to_pylist():
+        parts[groups.values[one["values"]]] = joined["place"].slice(start, one["counts"])
+        start += one["counts"]
+    for group in sorted(parts, key=lambda one: [(text is not None, text or "") for text in one]):
+        yield dict(zip(groups.by, group, strict=True)), scores.take(parts[group])
+
+
+def _labels(values: Sequence[Any], field: str | None) -> list[str | None]:
+    """The values of a column as text, or of a field of a column of JSON."""
+    return [_text(one if field is None else _field(one, field)) for one in values]
 
 
 def _field(metadata: str | None, name: str) -> Any:
@@ -72,9 +88,10 @@ def _field(metadata: str | None, name: str) -> Any:
     return content.get(name) if isinstance(content, dict) else None
 
 
-def _found(metadata: Sequence[str | None]) -> str:
+def _found(rows: Any) -> str:
     """The fields of the first metadata, for an error."""
-    content = next((json.loads(one) for one in metadata if one), None)
+    first = rows.head(1, columns=["metadata"], filter=pc.field("metadata").is_valid())
+    content = json.loads(first["metadata"][0].as_py()) if len(first) else None
     if not isinstance(content, dict):
         return "chatjobs submit --keep COLUMN keeps columns of a data set there"
     return f"its fields are {', '.join(content)}"
