@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jobs.cli.data_set import Columns, DataSet
     from jobs.runs.audit import Audit
 
-MODES = ("chat", "loglikelihood", "choice", "perplexity")
+MODES = ("chat", "completion", "loglikelihood", "choice", "perplexity")
 
 
 def _parse_examples(
@@ -61,8 +61,8 @@ def _option_fields(ctx: click.Context) -> tuple[str, ...]:
     default=MODES[0],
     is_eager=True,  # before the options whose values depend on it
     show_default=True,
-    help="chat generates answers; loglikelihood and choice score continuations of prompts, "
-    "perplexity scores texts.",
+    help="chat and completion generate answers, completion without the model's chat template. "
+    "loglikelihood and choice score continuations of prompts, perplexity scores texts.",
 )
 @click.option(
     "-m", "--model", metavar="M", help="Model of all requests, instead of the model in each row."
@@ -82,6 +82,7 @@ def _option_fields(ctx: click.Context) -> tuple[str, ...]:
         "job": "chatjobs run",
         "seed": "--seed",
         "priority": "chatjobs run: rows of a run are bulk jobs",
+        "apply_chat_template": "--mode completion",
     },
     known=_option_fields,
 )
@@ -194,6 +195,8 @@ def run(
             raise click.UsageError("--max-tokens and -o max_tokens exclude each other: give one")
         fields = {**fields, "max_tokens": max_tokens}
     _check_mode(mode, delimiter, fields, seed, num_samples, few_shot)
+    if mode == "completion":
+        fields = {**fields, "apply_chat_template": False}
     name = run_id or _default_name(dataset, split, mode, model)
     overrides = Overrides(
         model,

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from jobs.results.outbox import OutboxEntry
-from jobs.results.rows import Row, shared_columns, tool_calls
+from jobs.results.rows import Row, content_of, shared_columns, tool_calls
 from jobs.results.values import (
     as_float,
     as_floats,
@@ -23,7 +23,7 @@ from jobs.results.values import (
 
 def chat_rows(entry: OutboxEntry) -> list[Row]:
     """One row per choice; exactly one, with choice_index 0, unless the status is ok."""
-    shared = shared_columns(entry)
+    shared = {**shared_columns(entry), **_text_prompt(entry)}
     choices = as_objects(as_object(entry.get("completion")).get("choices"))
     if entry.get("status") != "ok" or not choices:
         choices = choices[:1] or [{}]
@@ -31,6 +31,15 @@ def chat_rows(entry: OutboxEntry) -> list[Row]:
         {**shared, **_answer(entry, choice, number, len(choices))}
         for number, choice in enumerate(choices)
     ]
+
+
+def _text_prompt(entry: OutboxEntry) -> Row:
+    """The columns of a request without the chat template: its prompt is no conversation."""
+    request = as_object(entry.get("request"))
+    if request.get("apply_chat_template") is not False:
+        return {}
+    texts = [content_of(one.get("content")) or "" for one in as_objects(request.get("messages"))]
+    return {"messages": None, "prompt": "".join(texts)}
 
 
 def _answer(entry: OutboxEntry, choice: dict[str, Any], number: int, total: int) -> Row:

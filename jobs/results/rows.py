@@ -169,7 +169,7 @@ def messages_of(value: Any) -> list[Row] | None:
     return [
         {
             "role": as_text(message.get("role")),
-            "content": _content(message.get("content")),
+            "content": content_of(message.get("content")),
             "reasoning_content": as_text(message.get("reasoning_content")),
             "name": as_text(message.get("name")),
             "tool_call_id": as_text(message.get("tool_call_id")),
@@ -179,7 +179,8 @@ def messages_of(value: Any) -> list[Row] | None:
     ]
 
 
-def _content(value: Any) -> str | None:
+def content_of(value: Any) -> str | None:
+    """The content of a message as one text."""
     if isinstance(value, list):
         return "".join(as_text(part.get("text")) or "" for part in as_objects(value))
     return as_text(value)

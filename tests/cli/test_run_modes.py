@@ -1,4 +1,4 @@
-"""`chatjobs run --mode`: rows that are scored, with the demo model."""
+"""`chatjobs run --mode`: rows that are scored, and completions, with the demo model."""
 
 from __future__ import annotations
 
@@ -102,6 +102,11 @@ def test_each_mode_gives_the_rows_of_a_data_set(go: Go, run: Run, site: Site) ->
         ** -(sum(r["logprob_sum"] for r in rows) / sum(r["scored_tokens"] for r in rows))
     )
 
+    done = go([{"prompt": "Hello"}], "completion", "--run", "c", "--max-tokens", "3")
+    assert done.exit_code == 0, done.stderr
+    (row,) = site.rows("c")
+    assert (row["prompt"], row["messages"]) == ("Hello", None)
+    assert row["input_tokens"] < 8 and row["output_tokens"] <= 3
     left = [key.decode() for key in site.redis.keys("*")]
     kinds = ("chatjobs:rows:", "chatjobs:producer:", "rq:job:", "rq:results:")
     assert [key for key in left if key.startswith(kinds)] == []
@@ -129,6 +134,7 @@ def test_options_without_meaning_in_a_mode_are_refused(go: Go) -> None:
         ("perplexity", ("-o", "temperature=0"), "unknown field 'temperature'"),
         ("perplexity", ("--delimiter", " "), "--mode perplexity puts nothing behind a prompt"),
         ("chat", ("-o", "window=3"), "unknown field 'window'"),
+        ("completion", ("-o", "apply_chat_template=true"), "is set by --mode completion"),
     ):
         result = go([{"prompt": "a", "text": "b", "choices": ["c"]}], mode, *words)
         assert result.exit_code == 2
