@@ -9,7 +9,7 @@ import click
 
 from jobs.cli.interrupts import interrupts_raise
 from jobs.cli.output import echo
-from jobs.results.export.formats import FORMATS, TEXT_FORMATS, Format
+from jobs.results.export.formats import FORMATS, ORDERS, TEXT_FORMATS, Format, Order
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ format_option = click.option(
     "--format",
     "form",
     type=click.Choice(FORMATS),
-    help="Write the rows of RUN, in the order of the data set, to one file.",
+    help="Write the rows of the run to one file.",
 )
 output_option = click.option(
     "-o",
@@ -30,25 +30,40 @@ output_option = click.option(
     help="File to write; the errors of openai-batch go to FILE with .errors before its suffix. "
     "Default: stdout, for jsonl and csv.",
 )
+order_option = click.option(
+    "--order",
+    type=click.Choice(ORDERS),
+    help="With --format: order of the rows, of the data set or as they have ended. "
+    f"[default: {ORDERS[0]}]",
+)
 all_columns_option = click.option(
     "--all-columns", is_flag=True, help="Write all columns, the common ones first."
 )
 
 
 def export(
-    store: Results, run: str, form: Format, output: str | None, *, all_columns: bool, quiet: bool
+    store: Results,
+    run: str,
+    form: Format,
+    output: str | None,
+    *,
+    order: Order | None = None,
+    all_columns: bool = False,
+    quiet: bool,
 ) -> None:
     """Write a run to a file, and say on stderr what was written; or print it."""
     from jobs.results.export.write import export_columns, text_parts, write_export
 
+    order = order or ORDERS[0]
     if output is None or output == STDOUT:
         if form not in TEXT_FORMATS:
             raise click.UsageError(f"--format {form} needs a file: add -o FILE")
+        columns = export_columns(every=all_columns)
         with interrupts_raise():
-            for text, _ in text_parts(store, run, form, export_columns(every=all_columns)):
+            for text, _ in text_parts(store, run, form, columns, order):
                 echo(text, nl=False)
         return
     with interrupts_raise():
-        files = write_export(store, run, form, Path(output), every=all_columns)
+        files = write_export(store, run, form, Path(output), every=all_columns, order=order)
     for file in () if quiet else files:
         echo(f"{file.path}: {counted(file.rows, 'row')}", err=True)

@@ -108,7 +108,7 @@ class RunProgress(_Progress):
         facts = f", {rows_rate:,.1f} rows/s, {tokens_rate:,.0f} tokens/s" if rows_rate else ""
         facts += f", {failed:,} failed" if failed else ""
         if total is not None and total > done and rows_rate:
-            facts += f", {_duration((total - done) / rows_rate)} left"
+            facts += f", {duration_text((total - done) / rows_rate)} left"
         self._bar.update(self._task, completed=done, total=total, facts=facts)
         if not self._quiet and self._line_due(now, RUN_LINE_SECONDS):
             of = "" if total is None else f"/{total:,}"
@@ -131,7 +131,7 @@ class RunProgress(_Progress):
         return (done - rows_before) / seconds, (tokens - tokens_before) / seconds
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """40 s, 3 min or 2 h 05 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"

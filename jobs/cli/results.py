@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.export import all_columns_option, export, format_option, output_option
+from jobs.cli.export import all_columns_option, export, format_option, order_option, output_option
 from jobs.cli.failures import Failure
 from jobs.cli.options import (
     connection,
@@ -22,7 +22,7 @@ from jobs.cli.options import (
 from jobs.cli.output import echo, print_json
 from jobs.cli.query import query
 from jobs.cli.runs import open_results
-from jobs.results.export.formats import Format
+from jobs.results.export.formats import Format, Order
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ results.add_command(query)
 @click.argument("run", required=False)
 @format_option
 @output_option
+@order_option
 @all_columns_option
 @quiet_option
 @json_option
@@ -68,6 +69,7 @@ def show(
     run: str | None,
     form: Format | None,
     output: str | None,
+    order: Order | None,
     all_columns: bool,
     quiet: bool,
     as_json: bool,
@@ -80,8 +82,8 @@ def show(
     With --json: one JSON object per run, or per row of RUN. Rows that are still in
     Redis are counted, if the folder is that of the workers on --redis.
     """
-    if form is None and (output is not None or all_columns):
-        raise click.UsageError("-o and --all-columns need --format")
+    if form is None and (output is not None or order is not None or all_columns):
+        raise click.UsageError("-o, --order and --all-columns need --format")
     if form is not None and (run is None or as_json):
         raise click.UsageError("--format needs a RUN, and excludes --json")
     store = open_results(results)
@@ -92,7 +94,7 @@ def show(
     if run is None:
         _list_runs(store, as_json, unwritten)
     elif form is not None:
-        export(store, run, form, output, all_columns=all_columns, quiet=quiet)
+        export(store, run, form, output, order=order, all_columns=all_columns, quiet=quiet)
     elif as_json:
         for batch in store.dataset(run).to_batches():
             for row in batch.to_pylist():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobs.cli.export import export, format_option, order_option
 from jobs.cli.failures import Failure, WrongInput
 from jobs.cli.field_options import fields_option
 from jobs.cli.map_option import map_option
@@ -22,9 +23,12 @@ from jobs.cli.options import (
 from jobs.cli.output import echo, print_json
 from jobs.cli.run_watcher import FIRST_FAILURES, check_all_score, check_folder
 from jobs.cli.watched_run import WINDOW_ROWS, WatchedRun
+from jobs.results.export.formats import SUFFIXES, Format, Order
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jobs import Client, Results
     from jobs.cli.data_set import Columns, DataSet
     from jobs.runs.audit import Audit
@@ -144,6 +148,26 @@ def _option_fields(ctx: click.Context) -> tuple[str, ...]:
     metavar="N",
     help="Rows in Redis at once that have not ended.",
 )
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Enqueue no row of the run: read the data set, run a pilot of some rows, and print what "
+    "the run will take.",
+)
+@click.option(
+    "--price-per-hour",
+    type=click.FloatRange(min=0),
+    metavar="P",
+    help="With --dry-run: price of an hour of the workers, in any currency.",
+)
+@format_option
+@click.option(
+    "--output",
+    metavar="FILE",
+    help="With --format: file to write when the run is done; the errors of openai-batch go to FILE "
+    "with .errors before its suffix. [default: <run> with the suffix of the format]",
+)
+@order_option
 @json_option
 @quiet_option
 @results_option
@@ -167,6 +191,11 @@ def run(
     retry_failed: bool,
     max_error_rate: float | None,
     window: int,
+    dry_run: bool,
+    price_per_hour: float | None,
+    form: Format | None,
+    output: str | None,
+    order: Order | None,
     as_json: bool,
     quiet: bool,
     results: str,
@@ -190,6 +219,12 @@ def run(
     from jobs.cli.score_items import SCORE_MODES
     from jobs.errors import InvalidRequest
 
+    if price_per_hour is not None and not dry_run:
+        raise click.UsageError("--price-per-hour needs --dry-run")
+    if dry_run and mode in SCORE_MODES:
+        raise click.UsageError(f"--dry-run can't run with --mode {mode}: it counts chats alone")
+    if form is None and (output is not None or order is not None):
+        raise click.UsageError("--output and --order need --format")
     if max_tokens is not None:
         if "max_tokens" in fields:
             raise click.UsageError("--max-tokens and -o max_tokens exclude each other: give one")
@@ -213,6 +248,7 @@ def run(
     store = Results(results)
     try:
         files = data_files(dataset, split)
+        file = None if form is None else _output(output, name, form, files)
         overrides = with_conventions(overrides, files)
         template = None
         if template_file is not None:
@@ -234,11 +270,26 @@ def run(
         columns = source.check()
         content, count = source.content()
         configuration = source.configuration(content)
+        if dry_run:
+            from jobs.cli.dry_run import DryRun
+
+            DryRun(
+                store,
+                name,
+                source,
+                configuration,
+                count,
+                retry_failed=retry_failed,
+                max_error_rate=max_error_rate,
+                price_per_hour=price_per_hour,
+                quiet=quiet,
+            ).run(redis_url, as_json=as_json)
+            return
         with client(redis_url, quiet=quiet) as connected:
             check_folder(connected, store)
             if mode in SCORE_MODES:
                 check_all_score(connected, columns.models)
-            _Run(
+            called = _Run(
                 connected,
                 store,
                 name,
@@ -249,7 +300,11 @@ def run(
                 quiet=quiet,
                 max_error_rate=max_error_rate,
                 window=window,
-            ).run(retry_failed=retry_failed, as_json=as_json)
+            )
+            found = called.run(retry_failed=retry_failed, as_json=as_json)
+        if form is not None and found.holds:
+            export(store, name, form, file, order=order, quiet=quiet)
+        called.check(found)
     except InvalidRequest as error:
         raise WrongInput(f"{dataset}: {error.message}") from None
 
@@ -286,20 +341,24 @@ class _Run:
             max_error_rate=max_error_rate,
         )
 
-    def run(self, *, retry_failed: bool, as_json: bool) -> None:
+    def run(self, *, retry_failed: bool, as_json: bool) -> Audit:
+        """Print the audit when the run is done. Raises Interrupted, and Failure if it is stopped at
+        a rate of errors."""
         from jobs.runs.retry import failed
 
         unused = ", ".join(self._columns.unused)
         note = f"columns that are not used (--keep writes them): {unused}" if unused else ""
-        self._report(self._watched.execute(failed if retry_failed else None, note), as_json)
-
-    def _report(self, found: Audit, as_json: bool) -> None:
+        found = self._watched.execute(failed if retry_failed else None, note)
         if as_json:
             print_json({"run": self._name, **found.to_dict(), "holds": found.holds})
         else:
             echo(f"{self._name}: {found}")
         if not self._quiet and not as_json and self._run.done_before >= found.rows:
             echo("nothing to do: all rows were done before", err=True)
+        return found
+
+    def check(self, found: Audit) -> None:
+        """Raise Failure if the audit does not hold, or if rows have failed."""
         if not found.holds:
             raise Failure(f"the rows of run {self._name} are not those of the data set: {found}")
         if found.failed and not self._within_rate(found):
@@ -358,6 +417,20 @@ def _default_name(dataset: Path, split: str | None, mode: str, model: str | None
     if not RUN_ID.fullmatch(found):
         raise click.UsageError("the data set has no name that a run can have: name it with --run")
     return found
+
+
+def _output(output: str | None, run: str, form: Format, files: Sequence[Path]) -> str:
+    """The file to write. Raises InvalidRequest if it can't be written, and for a file of the data
+    set."""
+    from jobs.results.export.write import errors_path
+    from jobs.results.output_file import check_output
+
+    path = Path(output or f"{run}{SUFFIXES[form]}")
+    written = {path, errors_path(path)} if form == "openai-batch" else {path}
+    if {one.resolve() for one in written} & {one.resolve() for one in files}:
+        raise click.UsageError(f"--output {path} is a file of the data set: name another one")
+    check_output(path)
+    return str(path)
 
 
 def _read_text(file: Path) -> str:

@@ -71,6 +71,7 @@ def _answer(entry: OutboxEntry, choice: dict[str, Any], number: int, total: int)
         "parsed": _parsed(as_object(entry.get("request")).get("response_format"), text),
         "finish_reason": reason if status == "ok" else as_text(status),
         "output_token_ids": ids,
+        "tokens": [as_text(token.get("token")) for token in tokens] if tokens else None,
         "logprob_sum": math.fsum(scored) if scored else None,
         "scored_tokens": len(scored) if scored else None,
         "token_logprobs": logprobs,

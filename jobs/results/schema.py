@@ -113,6 +113,9 @@ OUTPUT = [
     _optional(
         "output_token_ids", pa.list_(pa.int32()), "token ids of the answer, or the scored ones"
     ),
+    _optional(
+        "tokens", pa.list_(TEXT), "text of each output token, if log-probabilities were requested"
+    ),
 ]
 LIKELIHOOD = [
     _optional("logprob_sum", pa.float64(), "sum of token_logprobs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -160,6 +161,23 @@ def test_lines_of_an_openai_batch_file(go: Go, site: Site, tmp_path: Path) -> No
     ]
     assert go(jsonl(tmp_path, rows)).exit_code == 0
     assert {row["custom_id"] for row in site.rows("r1")} == {f"request-{n}" for n in range(4)}
+
+
+def test_a_file_of_the_rows_is_written_when_the_run_is_done(
+    go: Go, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    site.worker()
+    file = jsonl(tmp_path, [*prompts(3), "{"], "r1.jsonl")
+    refused = go(file, "--format", "jsonl")
+    assert refused.exit_code == 2
+    assert "--output r1.jsonl is a file of the data set" in refused.stderr
+    assert go(file, "--output", "x").exit_code == 2
+    result = go(file, "--format", "csv")
+    assert result.exit_code == 1  # a row has failed
+    assert "r1.csv: 4 rows" in result.stderr
+    with (tmp_path / "r1.csv").open(newline="") as text:
+        assert [row["row_index"] for row in csv.DictReader(text)] == ["0", "1", "2", "3"]
 
 
 def test_a_folder_of_a_data_set_needs_a_split(go: Go, site: Site, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The commands in docs/scoring.md do what the page says."""
+"""The commands in docs/scoring.md, and those in the README that lead to scores, do what these pages
+say."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ import pytest
 
 from tests.worker.site import Site
 
-PAGE = Path(__file__).parents[2] / "docs" / "scoring.md"
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/scoring.md").read_text("utf-8").partition("\n## Scores\n")[0]
+README = (ROOT / "README.md").read_text("utf-8").partition("\n### Score a data set\n")[2]
 BIN = Path(sys.executable).parent
 
 
-def blocks() -> list[str]:
-    """The indented blocks of the page up to its reference of scores, in order."""
-    text = PAGE.read_text(encoding="utf-8").partition("\n## Scores\n")[0]
+def blocks(text: str) -> list[str]:
+    """The indented blocks of a text, in order."""
     found = re.findall(r"(?<=\n\n)(?:    .*\n)+", text)
     return [re.sub("^    ", "", block, flags=re.MULTILINE) for block in found]
 
@@ -35,23 +37,35 @@ def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
     site.close()
 
 
-def test_its_commands_work_one_behind_the_other(site: Site, tmp_path: Path) -> None:
-    site.worker(real=True, models=["demo"])
-    variables = {**os.environ, "CHATJOBS_REDIS_URL": site.url}
+def outputs_of(found: list[str], url: str, folder: Path) -> list[str]:
+    """Run blocks of commands one behind the other. A block that shows output has to be in that of
+    the block before."""
+    variables = {**os.environ, "CHATJOBS_REDIS_URL": url}
     variables["PATH"] = f"{BIN}:{os.environ['PATH']}"
-    outputs = []
-    for block in blocks():
+    outputs: list[str] = []
+    for block in found:
         if is_output(block):
             assert block.strip() in outputs[-1], outputs
             continue
         done = subprocess.run(
             ["bash", "-ec", block],
-            cwd=tmp_path,
+            cwd=folder,
             env=variables,
             capture_output=True,
             text=True,
         )
         assert done.returncode == 0, (block, done.stderr)
         outputs.append(done.stdout)
+    return outputs
+
+
+def test_their_commands_work_one_behind_the_other(site: Site, tmp_path: Path) -> None:
+    site.worker(real=True, models=["demo"])
+    (three,) = blocks(README.partition("\n## ")[0])
+    assert len(three.splitlines()) == 3
+    (scored,) = outputs_of([three], site.url, tmp_path)
+    assert scored.startswith("questions-demo: 2 in, 2 rows, 0 missing, 0 twice, 0 failed\n")
+    assert re.search(r"^number +1\.0000 ", scored, re.M)
+    outputs = outputs_of(blocks(PAGE), site.url, tmp_path)
     assert len(outputs) >= 3
     assert "What is 17 + 25?" not in outputs[1] and "42" in outputs[1]

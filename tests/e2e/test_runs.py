@@ -13,8 +13,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
+from openai.types.chat import ChatCompletion
+from openai.types.shared import ErrorObject
 
 from jobs import ChatRequest
+from jobs.cli import build
 from jobs.runs.written_rows import WrittenRows
 from jobs.store.enqueue import LeaseLost
 from jobs.store.run_rows import RunRows
@@ -106,6 +110,66 @@ def test_each_continuation_is_there_once_after_kills_of_producer_and_worker(
         for row in pq.read_table(part, columns=["row_index", "choice_index"]).to_pylist()
     )
     assert found == dict.fromkeys(((n, m) for n in range(count) for m in range(2)), 1)
+
+
+def test_a_batch_has_each_request_once_after_kills_and_a_cancel(
+    site: Site, tmp_path: Path, command: Command
+) -> None:
+    """Lines of output are the requests that were completed, lines of errors all others."""
+    requests = [
+        {
+            "custom_id": f"request-{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {
+                "messages": [{"role": "user", "content": f"row {number}"}],
+                "metadata": {"fail": "context_length_exceeded"} if number % 50 == 7 else {},
+                **({"temperature": "hot"} if number % 50 == 9 else {}),
+            },
+        }
+        for number in range(150)
+    ]
+    file, output = tmp_path / "batch.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in requests))
+    words: list[object] = ["run", file, "-m", "fake", "--run", "r1", "--window", "20"]
+    words += ["--format", "openai-batch", "--output", output, "--order", "done"]
+    words += ["--redis", site.url, "--results", site.folder]
+    worker = site.worker(delay=0.02, max_batch=4)
+    producer = command(*words)
+    wait_until(lambda: len(in_files(site)) >= 20)
+    producer.kill()
+    worker.kill()
+    site.worker(delay=0.05, max_batch=4)
+    producer = command(*words)
+    wait_until(lambda: len(in_files(site)) >= 60)
+    words = ["jobs", "cancel", "--run", "r1", "--redis", site.url]
+    CliRunner().invoke(build(), [str(word) for word in words])
+    code, _, err = finished(producer)
+    assert code == 1, err
+    rows = {row["custom_id"]: row for row in site.rows("r1")}
+    statuses = Counter(row["status"] for row in rows.values())
+    assert statuses["error"] >= 4 and statuses["cancelled"] and statuses["ok"] >= 50
+
+    def read(path: Path) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    answers, errors = read(output), read(tmp_path / "out.errors.jsonl")
+    assert [len(answers), len(errors)] == [statuses["ok"], 150 - statuses["ok"]]
+    names = [line["custom_id"] for line in answers + errors]
+    assert sorted(names) == sorted(str(one["custom_id"]) for one in requests)
+    ends = [rows[line["custom_id"]]["finished_at"] for line in answers]
+    assert ends == sorted(ends)
+    for line in answers:
+        body = ChatCompletion.model_validate(line["response"]["body"], strict=True)
+        assert body.choices[0].message.content == rows[line["custom_id"]]["text"]
+    for line in errors:
+        status = rows[line["custom_id"]]["status"]
+        if status == "error":
+            ErrorObject.model_validate(line["response"]["body"]["error"], strict=True)
+        assert (line["response"] is None) == (status == "cancelled")
+        assert (line["error"] or {}).get("code") == (
+            "batch_cancelled" if status == "cancelled" else None
+        )
 
 
 def test_two_producers_do_not_double_a_run(site: Site, tmp_path: Path, command: Command) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from jobs.cli.failures import Failure
 from jobs.cli.options import json_option
 from jobs.cli.output import echo, print_json
+from worker.cli.model_facts import facts_of, kernels, obstacle_of
 from worker.cli.options import (
     KINDS,
     device_option,
@@ -79,10 +80,10 @@ def check(
     except JobError as error:
         raise refusal(error) from None
     if as_json:
-        print_json(_facts(found, downloaded))
+        print_json(facts_of(found, downloaded))
     else:
         _show(found, downloaded)
-    if (obstacle := _obstacle(found)) is not None:
+    if (obstacle := obstacle_of(found)) is not None:
         raise Failure(obstacle)
 
 
@@ -147,47 +148,6 @@ def quantize(
         echo(f"{written.path}: {size}, {written.kind}, {bits:.2f} bits per weight")
 
 
-def _obstacle(found: Preflight) -> str | None:
-    """The reason for which a worker can't answer chat requests with the model; None if it can."""
-    from worker.prompt.template import chat_obstacle
-
-    lacks = chat_obstacle(found.model.template)
-    return found.obstacle or (lacks and f"{found.model.source.reference} {lacks}")
-
-
-def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
-    source, quantization = found.model.source, found.model.config.quantization
-    return {
-        "model": source.name,
-        "revision": source.revision,
-        "folder": str(source.path),
-        "downloaded": downloaded,
-        "family": found.model.config.model_type,
-        "parameters": found.parameters,
-        "dtype": found.dtype_name,
-        "weight_bytes": found.weight_bytes,
-        "quantised_types": list(found.blocks),
-        "products": [
-            {
-                "type": one.kind,
-                "matrices": one.matrices,
-                "way": one.product.value,
-                "extra_bytes": one.extra_bytes,
-            }
-            for one in found.products
-        ],
-        "dequantised_from": quantization.name.lower() if quantization else None,
-        "context_length": found.context_length,
-        "longest_sequence": found.longest,
-        "chat_template": found.model.template is not None,
-        "device": str(found.device),
-        "cpu_kernels": _kernels() if found.device.type == "cpu" else None,
-        "free_bytes": found.free_bytes,
-        "fits": found.obstacle is None,
-        "obstacle": _obstacle(found),
-    }
-
-
 def _show(found: Preflight, downloaded: bool) -> None:
     from worker.device import device_name
     from worker.prompt.template import chat_obstacle
@@ -210,17 +170,11 @@ def _show(found: Preflight, downloaded: bool) -> None:
         "context": context,
         "template": "none: chat requests fail" if chat_obstacle(template) else "yes",
         "device": f"{device} ({device_name(device)}), {_size(found.free_bytes)} free",
-        **({"kernels": _kernels()} if device.type == "cpu" else {}),
+        **({"kernels": kernels()} if device.type == "cpu" else {}),
         "fits": "yes" if found.obstacle is None else "no",
     }
     for name, text in lines.items():
         echo(f"{name:<11} {text}")
-
-
-def _kernels() -> str:
-    from worker.kernels import library
-
-    return library.description()
 
 
 def _size(count: int) -> str:

@@ -132,7 +132,7 @@ def load(spec: ModelSpec, device: Device) -> LoadedModel:
     described = describe(source, spec.chat_template)
     template = described.template
     syntax = tool_syntax(template, spec.tool_parser, spec.reference)
-    bos = _bos(source, described.tokenizer, spec.add_bos)
+    bos = bos_of(source, described.tokenizer, spec.add_bos)
     if source.needs_download:
         preflight(described, spec, device, source.headers()).require_room()
         source.download_weights()
@@ -167,7 +167,7 @@ def load(spec: ModelSpec, device: Device) -> LoadedModel:
     )
 
 
-def _bos(source: ModelSource, tokenizer: Tokenizer, wanted: bool | None) -> str:
+def bos_of(source: ModelSource, tokenizer: Tokenizer, wanted: bool | None) -> str:
     """The token with which prompts begin; `wanted`: what the user says, else the model decides."""
     token = source.special_tokens.get("bos_token", "")
     known = bool(token) and len(tokenizer.encode(token)) == 1

@@ -19,13 +19,15 @@ from jobs.api.answer import (
 )
 from jobs.api.message import FunctionCall, ToolCall
 from jobs.errors import JobError, invalid
+from jobs.results.export.formats import Order
 from jobs.results.export.ordered import ordered_tables
 from jobs.results.files import Results
 
 COLUMNS = (
-    "row_index", "custom_id", "job_id", "operation", "status", "model", "text", "reasoning",
-    "tool_calls", "finish_reason", "input_tokens", "output_tokens", "cached_tokens",
-    "reasoning_tokens", "started_at", "finished_at", "enqueued_at", "error_type", "error_message",
+    "row_index", "custom_id", "job_id", "operation", "status", "model", "text",
+    "reasoning", "tool_calls", "finish_reason", "tokens", "token_logprobs", "top_logprobs",
+    "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "started_at",
+    "finished_at", "enqueued_at", "error_type", "error_message",
 )  # fmt: skip
 
 # The status that an HTTP server answers with; what is not named is a fault of the server.
@@ -42,6 +44,7 @@ HTTP_STATUS = {
     "unavailable": 503,
 }
 SERVER_ERROR = 500
+NO_LOGPROB = -9999.0  # as OpenAI writes that of a token which is very unlikely
 FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 
 Row = dict[str, Any]
@@ -54,21 +57,22 @@ class Line(NamedTuple):
     content: dict[str, Any]
 
 
-def batch_lines(results: Results, run: str) -> Iterator[Line]:
-    """The lines of a run, in the order of the data set. Samples and choices of one request are the
-    choices of one line. Rows hold no log-probabilities in OpenAI's form, and so lines have none.
+def batch_lines(results: Results, run: str, order: Order = "input") -> Iterator[Line]:
+    """The lines of a run. Samples and choices of one request are the choices of one line.
 
     Raises InvalidRequest for a run that is not of chats, and if two requests have one custom_id.
     """
-    check_run(results, run)
-    for table in ordered_tables(results, run, COLUMNS):
-        for _, rows in groupby(table.to_pylist(), key=lambda row: row["row_index"]):
-            yield line_of([*rows])
+    renamed = check_run(results, run)
+    for table in ordered_tables(results, run, COLUMNS, order):
+        for index, rows in groupby(table.to_pylist(), key=lambda row: row["row_index"]):
+            yield line_of([*rows], by_place=index in renamed)
 
 
-def check_run(results: Results, run: str) -> None:
-    """Raise InvalidRequest if a run can't be a batch file."""
-    table = results.table(run, ["row_index", "custom_id", "operation"])
+def check_run(results: Results, run: str) -> frozenset[int]:
+    """Raise InvalidRequest if a run can't be a batch file. Returns the rows of the data set that
+    are named by their place: they never ran, since a row before them has the same custom_id."""
+    keys = ["row_index", "custom_id", "status", "attempt"]
+    table = results.table(run, [*keys, "operation"])
     others = [one for one in pc.unique(table["operation"]).to_pylist() if one != "chat"]
     if others:
         raise invalid(
@@ -76,23 +80,40 @@ def check_run(results: Results, run: str) -> None:
             "completions",
             "format",
         )
-    table = table.group_by(["row_index", "custom_id"]).aggregate([])
-    names = [custom_id_of(row) for row in table.to_pylist()]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise invalid(
-            f"two rows of run {run} have the custom_id {twice!r}, which a batch file may have once",
-            "format",
-        )
+    rows = table.group_by(keys).aggregate([]).to_pylist()
+    owners: dict[str, int] = {}  # rows of the data set by their names
+    renamed: set[int] = set()
+    for row in sorted(rows, key=lambda row: (_was_refused(row), row["row_index"])):
+        index, name = row["row_index"], custom_id_of(row)
+        if owners.get(name, index) != index and _was_refused(row):
+            renamed.add(index)
+            name = _place(row)
+        if owners.setdefault(name, index) != index:
+            raise invalid(
+                f"two rows of run {run} have the custom_id {name!r}, which a batch file may have "
+                "once",
+                "format",
+            )
+    return frozenset(renamed)
+
+
+def _was_refused(row: Row) -> bool:
+    """True if no job was made for a request."""
+    return bool(row["status"] == "error" and row["attempt"] == 0)
 
 
 def custom_id_of(row: Row) -> str:
     """The user's key of a request, else one that is made of its row."""
-    return row["custom_id"] if row["custom_id"] is not None else f"row-{row['row_index']}"
+    return _place(row) if row["custom_id"] is None else row["custom_id"]
 
 
-def line_of(rows: Sequence[Row]) -> Line:
-    """The line of a request, of its rows: an answer if one of them is."""
+def _place(row: Row) -> str:
+    return f"row-{row['row_index']}"
+
+
+def line_of(rows: Sequence[Row], *, by_place: bool = False) -> Line:
+    """The line of a request, of its rows: an answer if one of them is. `by_place`: without its
+    custom_id."""
     first = rows[0]
     answered = [row for row in rows if row["status"] == "ok"]
     response = error = None
@@ -106,7 +127,7 @@ def line_of(rows: Sequence[Row]) -> Line:
         response = _response(first, status, {"error": failure.to_dict()})
     content = {
         "id": f"batch_req_{first['job_id']}",
-        "custom_id": custom_id_of(first),
+        "custom_id": _place(first) if by_place else custom_id_of(first),
         "response": response,
         "error": error,
     }
@@ -144,8 +165,9 @@ def _completion(rows: Sequence[Row]) -> dict[str, Any]:
         choices=choices,
         usage=_usage(rows),
     ).to_dict()
-    for choice in completion["choices"]:  # keys that OpenAI's files always have
-        choice.setdefault("logprobs", None)
+    for choice, row in zip(completion["choices"], rows, strict=True):
+        # Keys that OpenAI's files always have.
+        choice["logprobs"] = _logprobs(row)
         choice["message"].setdefault("refusal", None)
     return completion
 
@@ -171,6 +193,34 @@ def _call(call: dict[str, Any]) -> ToolCall:
     function = call["function"] or {}
     named = FunctionCall(name=function.get("name") or "", arguments=function.get("arguments") or "")
     return ToolCall(id=call["id"] or "", function=named)
+
+
+def _logprobs(row: Row) -> dict[str, Any] | None:
+    """The log-probabilities of an answer. None unless the request asks for them; rows of older
+    versions have no text of the tokens, and so none."""
+    tokens, values = row["tokens"], row["token_logprobs"]
+    if tokens is None or values is None or len(tokens) != len(values):
+        return None
+    tops = row["top_logprobs"] or [None] * len(tokens)
+    content = [
+        {
+            **_token(text, value),
+            "top_logprobs": [_token(one["token"], one["logprob"]) for one in top or ()],
+        }
+        for text, value, top in zip(tokens, values, tops, strict=False)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(text: str | None, logprob: float | None) -> dict[str, Any]:
+    """A token. Rows have no bytes of one that is a part of a character."""
+    text = text or ""
+    has_bytes = "\ufffd" not in text
+    return {
+        "token": text,
+        "bytes": list(text.encode()) if has_bytes else None,
+        "logprob": NO_LOGPROB if logprob is None else logprob,
+    }
 
 
 def _usage(rows: Sequence[Row]) -> Usage:

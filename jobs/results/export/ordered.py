@@ -1,4 +1,5 @@
-"""The rows of a run in the order of the data set, with the memory of a part of them."""
+"""The rows of a run, in the order of the data set or of their ends, with the memory of a part of
+them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from jobs.results.export.formats import Order
 from jobs.results.files import Results
 from jobs.results.scores import KEY
 
@@ -21,16 +23,30 @@ COMMON_COLUMNS = (
 )  # fmt: skip
 
 
-def ordered_tables(results: Results, run: str, columns: Sequence[str]) -> Iterator[Any]:
+def ordered_tables(
+    results: Results, run: str, columns: Sequence[str], order: Order = "input"
+) -> Iterator[Any]:
     """The rows of a run as pyarrow.Tables with these columns. All rows of one row of the data set
     are in one table."""
     rows = results.dataset(run)
-    indices = pc.unique(rows.to_table(["row_index"])["row_index"])
-    indices = indices.take(pc.sort_indices(indices))
-    order = [(name, "ascending") for name in KEY]
+    indices = _indices(rows, order)
     wanted = list(dict.fromkeys([*columns, *KEY]))
+    by_place = [(name, "ascending") for name in ("place", *KEY)]
     for start in range(0, len(indices), CHUNK_ROWS):
         part = indices[start : start + CHUNK_ROWS]
-        index = pc.field("row_index")
-        table = rows.to_table(wanted, filter=(index >= part[0]) & (index <= part[-1]))
-        yield table.sort_by(order).select(list(columns))
+        index, bounds = pc.field("row_index"), pc.min_max(part)
+        inside = (index >= bounds["min"]) & (index <= bounds["max"]) & index.isin(part)
+        table = rows.to_table(wanted, filter=inside)
+        table = table.append_column("place", pc.index_in(table["row_index"], part))
+        yield table.sort_by(by_place).select(list(columns))
+
+
+def _indices(rows: Any, order: Order) -> Any:
+    """The rows of the data set in their order: `done` is that in which their last samples ended."""
+    if order == "input":
+        indices = pc.unique(rows.to_table(["row_index"])["row_index"])
+        return indices.take(pc.sort_indices(indices))
+    table = rows.to_table(["row_index", "finished_at"])
+    ends = table.group_by("row_index").aggregate([("finished_at", "max")])
+    ends = ends.sort_by([("finished_at_max", "ascending"), ("row_index", "ascending")])
+    return ends["row_index"].combine_chunks()

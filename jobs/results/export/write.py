@@ -1,5 +1,4 @@
-"""Writes the rows of a run to one file, in the order of the data set. The file appears when it is
-complete."""
+"""Writes the rows of a run to one file, in an order. The file appears when it is complete."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from jobs.results.export.cells import csv_text
-from jobs.results.export.formats import Format
+from jobs.results.export.formats import Format, Order
 from jobs.results.export.openai_batch import batch_lines
 from jobs.results.export.ordered import COMMON_COLUMNS, ordered_tables
 from jobs.results.files import Results, write_tables
@@ -38,12 +37,12 @@ def export_columns(*, every: bool) -> list[str]:
 
 
 def text_parts(
-    results: Results, run: str, form: Format, columns: Sequence[str]
+    results: Results, run: str, form: Format, columns: Sequence[str], order: Order = "input"
 ) -> Iterator[tuple[str, int]]:
     """The text of a JSONL or CSV file in parts, each with its number of rows."""
     if form == "csv":
         yield csv_text([columns]), 0
-    for table in ordered_tables(results, run, columns):
+    for table in ordered_tables(results, run, columns, order):
         rows = table.to_pylist()
         if form == "csv":
             yield csv_text(row.values() for row in rows), len(rows)
@@ -52,19 +51,25 @@ def text_parts(
 
 
 def write_export(
-    results: Results, run: str, form: Format, path: Path, *, every: bool = False
+    results: Results,
+    run: str,
+    form: Format,
+    path: Path,
+    *,
+    every: bool = False,
+    order: Order = "input",
 ) -> list[Written]:
     """Write a run to `path`; batch files also to `errors_path(path)`. `every`: all columns. Raises
     InvalidRequest for a path that can't be written to, and for what `batch_lines` refuses."""
     check_output(path)
     if form == "openai-batch":
-        return _write_batch(results, run, path)
+        return _write_batch(results, run, path, order)
     columns = export_columns(every=every)
     if form == "parquet":
-        return [_write_parquet(results, run, path, columns)]
+        return [_write_parquet(results, run, path, columns, order)]
     count = 0
     with replaced(path) as file:
-        for text, rows in text_parts(results, run, form, columns):
+        for text, rows in text_parts(results, run, form, columns, order):
             file.write(text)
             count += rows
     return [Written(path, count)]
@@ -75,26 +80,28 @@ def errors_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}{ERROR_SUFFIX}{path.suffix}")
 
 
-def _write_batch(results: Results, run: str, path: Path) -> list[Written]:
+def _write_batch(results: Results, run: str, path: Path, order: Order) -> list[Written]:
     """Both files are written, so that no error file of an earlier export stays beside a new output
     file."""
     paths, counts = (path, errors_path(path)), [0, 0]
     with ExitStack() as both:
         files = [both.enter_context(replaced(one)) for one in paths]
-        for line in batch_lines(results, run):
+        for line in batch_lines(results, run, order):
             which = 0 if line.is_answer else 1
             files[which].write(f"{_json(line.content)}\n")
             counts[which] += 1
     return [Written(*one) for one in zip(paths, counts, strict=True)]
 
 
-def _write_parquet(results: Results, run: str, path: Path, columns: Sequence[str]) -> Written:
+def _write_parquet(
+    results: Results, run: str, path: Path, columns: Sequence[str], order: Order
+) -> Written:
     count = 0
     schema = pa.schema([SCHEMA.field(name) for name in columns], SCHEMA.metadata)
 
     def tables() -> Iterator[pa.Table]:
         nonlocal count
-        for table in ordered_tables(results, run, columns):
+        for table in ordered_tables(results, run, columns, order):
             count += len(table)
             yield table.cast(schema)
 

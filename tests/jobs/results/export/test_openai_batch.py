@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,67 @@ def test_samples_and_choices_are_choices_of_one_line(tmp_path: Path) -> None:
     ]
     assert body.usage is not None
     assert (body.usage.prompt_tokens, body.usage.completion_tokens) == (18, 6)
+
+
+def test_log_probabilities_are_those_of_the_row(tmp_path: Path) -> None:
+    tops = [
+        [{"token": " four", "logprob": -0.5}, {"token": " 4", "logprob": -1.5}],
+        [{"token": "\ufffd", "logprob": -0.25}],
+    ]
+    scored = {"tokens": [" four", "\ufffd"], "token_logprobs": [-0.5, -0.25]}
+    found = lines(
+        tmp_path,
+        ok(**scored, top_logprobs=tops),
+        ok(custom_id="b", **scored),
+        ok(custom_id="c", token_logprobs=[-0.5, -0.25]),  # of an older version
+    )
+    bodies = [line["response"]["body"] for _, line in found]
+    first, second, third = [
+        ChatCompletion.model_validate(body, strict=True).choices[0].logprobs for body in bodies
+    ]
+    assert first is not None and first.content is not None
+    four, part = first.content
+    assert (four.token, four.bytes, four.logprob) == (" four", [*b" four"], -0.5)
+    assert [(top.token, top.logprob) for top in four.top_logprobs] == [
+        (" four", -0.5),
+        (" 4", -1.5),
+    ]
+    assert (part.bytes, part.top_logprobs[0].bytes) == (None, None)
+    assert second is not None and second.content is not None
+    assert [token.top_logprobs for token in second.content] == [[], []]
+    assert third is None
+
+
+def test_lines_may_be_in_the_order_in_which_requests_have_ended(tmp_path: Path) -> None:
+    """That of its last sample, where a request has several."""
+    ends = {0: [3, 5], 1: [4, 1], 2: [2, 2]}
+    rows = [
+        ok(
+            row_index=row,
+            repeat_index=repeat,
+            job_id=f"j{row}{repeat}",
+            custom_id=f"c{row}",
+            text=f"{row}{repeat}",
+            finished_at=MOMENT + timedelta(seconds=seconds),
+        )
+        for row, both in ends.items()
+        for repeat, seconds in enumerate(both)
+    ]
+    results = make_run(tmp_path, rows)
+    found = [line.content for line in batch_lines(results, "r1", "done")]
+    assert [line["custom_id"] for line in found] == ["c2", "c1", "c0"]
+    texts = [one["message"]["content"] for one in found[0]["response"]["body"]["choices"]]
+    assert texts == ["20", "21"]
+
+
+def test_a_request_with_the_custom_id_of_another_is_named_by_its_row(tmp_path: Path) -> None:
+    refused = failed("invalid_request", attempt=0, custom_id="a")
+    found = lines(tmp_path, refused, ok(custom_id="b"), ok())
+    assert [(is_answer, line["custom_id"]) for is_answer, line in found] == [
+        (False, "row-0"),
+        (True, "b"),
+        (True, "a"),
+    ]
 
 
 def test_a_row_that_lacks_what_an_answer_must_have_is_a_line_that_openai_reads(

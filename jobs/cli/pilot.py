@@ -1,0 +1,111 @@
+"""Runs a few rows of a data set through the queue, to measure how long all of them would take.
+
+The rows belong to a run of their own, `<run>-pilot`, so that none of them counts in the run itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from jobs.cli.failures import Interrupted
+from jobs.cli.waiting import Rows, WaitNotice
+from jobs.errors import JobError
+
+if TYPE_CHECKING:
+    from jobs import ChatRequest, Client, Results
+
+SUFFIX = "-pilot"
+MAX_NAME = 100  # characters of the name of a run
+COLUMNS = (
+    "job_id", "choice_index", "status", "error_type", "error_message", "started_at", "finished_at",
+    "input_tokens", "output_tokens",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Pilot:
+    """The rows of a pilot. seconds: from the first start to the last end. input_tokens: of each row
+    that was generated."""
+
+    run: str
+    rows: int
+    failed: int
+    seconds: float
+    input_tokens: list[int]
+    output_tokens: int
+    errors: list[str]
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """None if no row was generated."""
+        return self.rows / self.seconds if self.seconds and self.rows > self.failed else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "rows": self.rows,
+            "failed": self.failed,
+            "seconds": self.seconds,
+            "rows_per_second": self.rows_per_second,
+            "input_tokens": sum(self.input_tokens),
+            "output_tokens": self.output_tokens,
+        }
+
+
+def pilot_run(name: str) -> str:
+    """The run of the pilots of a run."""
+    return name[: MAX_NAME - len(SUFFIX)] + SUFFIX
+
+
+def run_pilot(
+    connected: Client, store: Results, name: str, requests: Sequence[ChatRequest], *, quiet: bool
+) -> Pilot:
+    """Run requests as interactive jobs, and wait for their rows. Ctrl-C cancels them, and raises
+    Interrupted."""
+    run = pilot_run(name)
+    ready = [_request(one, run) for one in requests]
+    ids = [str(one.job.id) for one in ready]
+    try:
+        jobs = connected.submit_many(ready)
+        with WaitNotice(connected.connection, quiet=quiet) as notice:
+            for job in jobs:
+                notice.watch(job)
+                with suppress(JobError):  # its row has the error
+                    job.result()
+            notice.watch(Rows((run,)))
+            connected.wait_for_rows(jobs)
+    except KeyboardInterrupt:
+        for one in ids:
+            connected.job(one).cancel()
+        raise Interrupted("interrupted; the jobs of the pilot are cancelled") from None
+    return _measured(store, run, ids)
+
+
+def _request(request: ChatRequest, run: str) -> ChatRequest:
+    """A request that runs now and changes nothing but its own run, with an id by which it can be
+    cancelled."""
+    options: dict[str, Any] = {"run": run, "id": f"pilot-{uuid4().hex}", "priority": "interactive"}
+    unset = ("row", "repeat", "custom_id", "session", "turn", "delay", "at")
+    job = request.job.model_copy(update={**options, **dict.fromkeys(unset)})
+    return request.model_copy(update={"job": job})
+
+
+def _measured(store: Results, run: str, ids: Collection[str]) -> Pilot:
+    choices = [row for row in store.table(run, COLUMNS).to_pylist() if row["job_id"] in ids]
+    rows = [row for row in choices if row["choice_index"] == 0]
+    failed = [row for row in rows if row["status"] != "ok"]
+    started = [row["started_at"] for row in rows if row["started_at"] is not None]
+    ended = [row["finished_at"] for row in rows if row["finished_at"] is not None]
+    return Pilot(
+        run=run,
+        rows=len(rows),
+        failed=len(failed),
+        seconds=(max(ended) - min(started)).total_seconds() if started and ended else 0.0,
+        input_tokens=[row["input_tokens"] for row in rows if row["input_tokens"] is not None],
+        output_tokens=sum(row["output_tokens"] or 0 for row in choices),
+        errors=[f"{row['error_type']}: {row['error_message']}" for row in failed],
+    )
