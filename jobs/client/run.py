@@ -23,8 +23,6 @@ from jobs.store.connection.protocol import (
     Connection,
     Steps,
     collect,
-    command,
-    retry,
     run_async,
     run_sync,
     sleep,
@@ -32,6 +30,7 @@ from jobs.store.connection.protocol import (
 from jobs.store.find_jobs import Selection, find_jobs
 from jobs.store.job_end import cancel
 from jobs.store.job_state import Status
+from jobs.store.run_rows import is_held
 
 WAITING = (Status.DEFERRED, Status.SCHEDULED, Status.QUEUED)
 OPEN = (*WAITING, Status.STARTED)  # in the order in which a job has them
@@ -184,7 +183,7 @@ def wait_for_run(run: str, timeout: float | None) -> Steps[None]:
     deadline = None if timeout is None else time.monotonic() + timeout
     looks = 0
     while looks < LOOKS:
-        producing = yield from _is_produced(run, deadline)  # before its last jobs are looked for
+        producing = yield from is_held(run, deadline)  # before its last jobs are looked for
         open_jobs = yield from _open_jobs(run)
         looks = 0 if producing or open_jobs else looks + 1
         if open_jobs:
@@ -201,7 +200,7 @@ def wait_for_run(run: str, timeout: float | None) -> Steps[None]:
 
 def count_jobs(run: str) -> Steps[Jobs]:
     """The numbers of the jobs of a run."""
-    producing = yield from _is_produced(run)
+    producing = yield from is_held(run)
     found = yield from _open_jobs(run)
     unwritten = yield from count_entries(run)
     running = sum(status is Status.STARTED for status in found.values())
@@ -232,11 +231,6 @@ def _open_jobs(run: str) -> Steps[dict[str, Status]]:
         find_jobs(Selection(OPEN, run)), lambda one: (one.state.id, one.state.status)
     )
     return dict(found)
-
-
-def _is_produced(run: str, deadline: float | None = None) -> Steps[bool]:
-    """True while a process enqueues the rows of a run."""
-    return bool((yield from retry(command("exists", keys.producer(run)), deadline)))
 
 
 def _wait_for_ends(

@@ -23,6 +23,7 @@ from jobs.errors import JobError
 from jobs.operations import Request
 from jobs.results.outbox import OutboxEntry, encode
 from jobs.store.backlog import has_unwritten
+from jobs.store.connection.protocol import Steps, command, retry
 from jobs.store.enqueue import Enqueued, LeaseLost, enqueue, new_job
 from jobs.store.eviction import EvictionCheck
 from jobs.store.expiry import ROW_SECONDS
@@ -324,6 +325,11 @@ class RunRows:
         args = HoldArgs(self._holder.token, replaced, milliseconds)
         found: bytes = self._hold(keys=names, args=args)
         return found.decode(errors="replace")
+
+
+def is_held(run: str, deadline: float | None = None) -> Steps[bool]:
+    """True while a process enqueues the rows of a run. An outage is waited out until `deadline`."""
+    return bool((yield from retry(command("exists", keys.producer(run)), deadline)))
 
 
 def _state(reservation: bytes | None, *, is_gone: bool) -> RowState:
