@@ -285,11 +285,13 @@ def new_job(request: Request, *, by_custom_id: bool = False, holder: str = "") -
     named = named_rows(content)
     # All of it becomes JSON once: the sizes and the digests come from the texts of the job.
     name = "items" if has_items else "messages"
-    parts = [_to_json(part) for part in content.pop(name)]
+    listed = name in content
+    parts = [_to_json(part) for part in content.pop(name, ())]
     options = content.pop("job")
     options.pop("id", None)
     common = _to_json(content)[1:-1]
-    text = f'{{"{name}":[{",".join(parts)}],{common},"job":{_to_json(options)}}}'
+    first = f'"{name}":[{",".join(parts)}],' if listed else ""
+    text = f'{{{first}{common},"job":{_to_json(options)}}}'
     digest = b""
     if named:
         digest = digest_of(text + (job_id or ""))

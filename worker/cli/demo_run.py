@@ -59,9 +59,9 @@ def run_demo(
     with (
         _model(name, kind) as model,
         EmbeddedRedis() as server,
-        ends_with(server, _lost),
         Client(server.url) as client,
         WorkerProcess(model, server.url, folder) as worker,
+        ends_with(server, _lost, worker.kill),
     ):
         _wait_until_ready(client, worker, name)
         found = _answer(client, worker, results, run_id, name, count)

@@ -31,6 +31,7 @@ class WorkerProcess:
             *("--redis", redis_url, "--results", str(folder), "--quiet"),
         ]
         self._started = 0
+        self._killed = False  # by this process
 
     @property
     def pid(self) -> int:
@@ -51,7 +52,7 @@ class WorkerProcess:
     def check(self) -> None:
         """Start a new worker if the last one was killed. Raises if it exited by itself."""
         code = self._child.poll()
-        if code is None:
+        if code is None or self._killed:
             return
         if code >= 0 or self._started >= MAX_WORKERS:
             raise Unavailable(f"the worker exited with code {code}; its messages are above")
@@ -59,6 +60,12 @@ class WorkerProcess:
         echo(f"the worker was killed ({name}): starting another one", err=True)
         self._child.stop(STOP_SECONDS)
         self._start()
+
+    def kill(self) -> None:
+        """End the worker at once, if it has started, and start no other one."""
+        self._killed = True
+        if self._started:
+            self._child.stop(0)
 
     def _start(self) -> None:
         self._child = ChildProcess(self._command)

@@ -62,10 +62,12 @@ def private_redis(url: str, *, records: bool) -> Iterator[str]:
 
 
 @contextmanager
-def ends_with(server: EmbeddedRedis, fault: Callable[[str], str]) -> Iterator[None]:
+def ends_with(
+    server: EmbeddedRedis, fault: Callable[[str], str], kill: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """End the process at once, with exit code 3 and `fault`, if the server ends in this context.
     `fault` makes its message of how the server has ended. Nothing that the process could still do
-    would save data."""
+    would save data. `kill` ends its children before: the message is the last one."""
     from jobs.cli.progress import show_cursor
 
     as_json, over = bool(click.get_current_context().meta.get(AS_JSON)), threading.Event()
@@ -73,6 +75,7 @@ def ends_with(server: EmbeddedRedis, fault: Callable[[str], str]) -> Iterator[No
     def watch() -> None:
         how = server.wait_for_end()
         if not over.is_set():
+            kill()
             show_cursor()  # a progress bar may have hidden it
             end_process(Unavailable(fault(how)), as_json=as_json)
 

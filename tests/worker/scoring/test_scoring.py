@@ -301,7 +301,11 @@ def test_non_finite_logits_are_the_error_of_their_item(
 
 def test_the_other_sequences_of_an_item_that_has_failed_are_cancelled(engine: Engine) -> None:
     prompt = [number % 90 for number in range(200)]
-    item: Any = {"type": "loglikelihood", "prompt": prompt, "continuations": [[3], [4], [5]]}
+    item: Any = {
+        "type": "loglikelihood",
+        "prompt": prompt,
+        "continuations": [[3, 3], [4, 4], [5, 5]],
+    }
     scoring, _ = start(engine, item, item)
     first, *others = scoring.sequences
     first.cancel()
@@ -312,7 +316,7 @@ def test_the_other_sequences_of_an_item_that_has_failed_are_cancelled(engine: En
 
 
 def test_sequences_have_the_priority_of_their_job(engine: Engine) -> None:
-    item: Any = {"type": "loglikelihood", "prompt": [1, 2], "continuations": [[3], [4]]}
+    item: Any = {"type": "loglikelihood", "prompt": [1, 2], "continuations": [[3, 3], [4, 4]]}
     for priority, bulk in (("bulk", True), ("interactive", False)):
         scoring, _ = start(engine, item, job={"priority": priority})
         assert [one.bulk for one in scoring.sequences] == [bulk, bulk]
