@@ -203,7 +203,8 @@ def test_the_readme_as_one_script_passes_with_the_wheel(
     assert printed["Many jobs"][0].count(" finished\n") == 3
     assert printed["Errors"][0].startswith("invalid_request top_p: ")
     assert printed["asyncio"] == ["42\n"]
-    assert "ok" in printed["Runs"][1]  # DuckDB
+    assert "rows=100, failed=0" in printed["Runs"][1]
+    assert "ok" in printed["Runs"][2]  # DuckDB
     assert printed["Runs"][-1] == "100\n"
 
 
