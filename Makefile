@@ -128,7 +128,7 @@ soak: $(VENV)/.ready-to-test
 
 clean:
 	rm -rf $(VENV) .oracle .real .extras .triton build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
-	    .import_linter_cache
+	    .import_linter_cache browser
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -19,6 +19,7 @@ from jobs.cli import build, main
 from jobs.operations import rows_of
 from jobs.results.files import table_of, write_part, write_run_card
 from jobs.results.outbox import Status, outbox_entry
+from tests.worker.site import Site
 
 if TYPE_CHECKING:
     from tests.cli.terminal import Terminal
@@ -41,6 +42,14 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             return CliRunner().invoke(build(), words, input=input)
 
     return invoke
+
+
+@pytest.fixture
+def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
+    """Workers on the test's Redis, which write to a folder of the test."""
+    site = Site(redis_url, tmp_path / "results")
+    yield site
+    site.close()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,6 @@ from tests.worker.site import PATIENCE, Site, wait_until
 from worker import Engine
 
 Go = Callable[..., Result]
-
-
-@pytest.fixture
-def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
-    site = Site(redis_url, tmp_path / "results")
-    yield site
-    site.close()
 
 
 @pytest.fixture

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.cli.conftest import Run, Spawn
 from tests.worker.site import PATIENCE, Site, wait_until
 
 REQUESTS = "\n".join(f'{{"prompt": "{number}"}}' for number in range(30))
-
-
-@pytest.fixture
-def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
-    site = Site(redis_url, tmp_path / "results")
-    yield site
-    site.close()
 
 
 def test_wait_with_a_run_waits_for_its_rows(run: Run, site: Site) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from tests.cli.conftest import Run
 from tests.worker.site import Site
 
 Go = Callable[..., Result]
-
-
-@pytest.fixture
-def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
-    site = Site(redis_url, tmp_path / "results")
-    yield site
-    site.close()
 
 
 @pytest.fixture

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from jobs import ChatRequest
 from jobs.store.worker_status import read_workers
@@ -22,13 +19,6 @@ def answer_to(content: str, words: int = 5) -> str:
     return text_of(
         ChatRequest(model="fake", messages=messages, metadata={"words": str(words)})
     ).strip()
-
-
-@pytest.fixture
-def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
-    site = Site(redis_url, tmp_path / "results")
-    yield site
-    site.close()
 
 
 def start(site: Site, opened: list[Terminal], *words: str) -> Terminal:
