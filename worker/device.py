@@ -19,6 +19,7 @@ from worker.layers.transfer import is_accelerator
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free after loading
 CUDA_CACHE_SHARE = 0.85
+LEAST_CACHE_BYTES = 64 * 2**20  # of each model, whatever is promised to others
 SMALL_BYTES = 64 * 2**20  # models with smaller weights compute on one thread
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -80,9 +81,13 @@ class Device:
 
     def cache_room(self, weights: int = 0) -> int:
         """Bytes that the caches of one more model may take beside its weights, if `weights` bytes
-        of them are not loaded yet. Excludes memory that other models' caches may still take."""
+        of them are not loaded yet. Excludes memory that other models' caches may still take, down
+        to `LEAST_CACHE_BYTES`: promises were made of what was free earlier, and other processes may
+        have taken that since."""
         promised = sum(max(0, one.cache_limit - one.cache) for one in self.held)
-        return cache_share(self.free_bytes() - weights - promised, self.torch)
+        free = self.free_bytes() - weights
+        least = min(LEAST_CACHE_BYTES, cache_share(free, self.torch))
+        return max(least, cache_share(free - promised, self.torch))
 
 
 def choose_device(name: str) -> torch.device:

@@ -115,7 +115,7 @@ def test_a_cache_larger_than_the_device(
 
 def test_a_cache_limit_that_no_sequence_fits_in(path: Path, load: Load) -> None:
     engine = load(path, dtype="bf16", cache_bytes=8 * MIB)
-    with pytest.raises(JobError, match=r"needs .* MiB of KV cache, the limit is 8 MiB"):
+    with pytest.raises(JobError, match=r"needs .* MB of KV cache, the limit is 8.4 MB"):
         engine.generate([[7] * 2000], GREEDY)
 
 

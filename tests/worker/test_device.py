@@ -11,7 +11,7 @@ import torch
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine, device
-from worker.device import CPU_CACHE_SHARE, Device, Held
+from worker.device import CPU_CACHE_SHARE, LEAST_CACHE_BYTES, Device, Held, cache_share
 from worker.host.engine_host import EngineHost
 from worker.model_spec import ModelSpec
 
@@ -73,6 +73,22 @@ def test_what_other_caches_may_still_take_is_not_promised_again(
     cpu.remove(empty)
     assert cpu.cache_room() == FREE * CPU_CACHE_SHARE
     assert cpu.held == (full.held,)
+
+
+def test_each_model_has_room_for_short_sequences_if_free_memory_shrinks_between_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = FREE
+    monkeypatch.setattr(device, "free_bytes", lambda _: free)
+    for place in (torch.device("cpu"), torch.device("cuda")):
+        several, rooms = Device(place), []
+        for _ in range(24):
+            rooms.append(several.cache_room())
+            several.add(Model(0, rooms[-1]))
+            free -= FREE // 32  # another process takes it
+        assert rooms == sorted(rooms, reverse=True) and rooms[-1] == LEAST_CACHE_BYTES
+        assert several.cache_room(weights=free - 2**20) == cache_share(2**20, place)
+        free = FREE
 
 
 def test_the_device_of_a_host_knows_what_each_model_holds(

@@ -14,7 +14,7 @@ import heapq
 from itertools import count
 
 from jobs.errors import JobError
-from jobs.sizes import counted
+from jobs.sizes import counted, size_text, size_texts
 from worker.cache.changes import Begin, CacheChange, Clear, Drop, Release, Resize
 from worker.cache.prefix_store import PrefixStore, StateRef
 from worker.cache.shared_columns import SharedColumns
@@ -166,12 +166,12 @@ class CacheBook:
         need, pinned = self.bytes_for_one(tokens + 1), self.kept.pinned_bytes
         if self._lacking is not None and need <= self.limit_bytes - pinned:
             return no_memory(tokens, self._lacking[1])
-        beside = f", of which prompt caches have {pinned / 2**20:.0f} MiB" if pinned else ""
+        beside = f", of which prompt caches have {size_text(pinned)}" if pinned else ""
+        needed, limit = size_texts(need, self.limit_bytes)
         return JobError(
             "out_of_memory",
-            f"a sequence of {counted(tokens, 'token')} needs {need / 2**20:.0f} MiB of KV cache, "
-            f"the limit is {self.limit_bytes / 2**20:.0f} MiB{beside}: shorten the prompt or "
-            "max_tokens",
+            f"a sequence of {counted(tokens, 'token')} needs {needed} of KV cache, the limit is "
+            f"{limit}{beside}: shorten the prompt or max_tokens",
         )
 
     def close(self) -> None:

@@ -110,8 +110,8 @@ def test_a_sequence_too_large_for_the_cache_fails_with_the_numbers() -> None:
     assert selected(scheduler) == [(small, 5)]
     error = errors([large])[0]
     assert error is not None and error.code == "out_of_memory"
-    assert f"a sequence of {large.length} tokens needs 9 MiB" in error.message
-    assert "the limit is 8 MiB" in error.message
+    assert f"a sequence of {large.length} tokens needs 9.4 MB" in error.message
+    assert "the limit is 8.4 MB" in error.message
 
 
 def test_a_sequence_that_outgrows_the_cache_alone_fails() -> None:
