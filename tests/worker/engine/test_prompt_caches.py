@@ -146,7 +146,7 @@ def test_one_that_does_not_fit_is_refused_with_the_numbers(path: Path, tmp_path:
     tight = load(path, cache_bytes=need(101 + 256) + 2 * need(101))
     tight.load_prompt_cache(tmp_path / "f")
     assert len(tight.generate([SYSTEM + NEXT], GREEDY)[0].token_ids) == 4
-    with pytest.raises(JobError, match=r"of which prompt caches have .* MiB"):
+    with pytest.raises(JobError, match=r"of which prompt caches have .* kB"):
         tight.generate([[9] * 500], GREEDY)
 
 
