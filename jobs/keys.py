@@ -194,6 +194,11 @@ def worker(name: str) -> str:
     return f"chatjobs:worker:{name}"
 
 
+def answers(command: str) -> str:
+    """List of a worker's answers to a command of an operator, which has this id. Expires."""
+    return f"chatjobs:answers:{command}"
+
+
 def recorder(name: str) -> str:
     """The status of a recorder process, as JSON; expires soon if it does not renew it."""
     return f"chatjobs:recorder:{name}"

@@ -21,6 +21,7 @@ from jobs.store.connection.connect import check_server, connect, redis_failure
 from jobs.store.control import Control
 from jobs.store.eviction import check_eviction
 from jobs.store.job_store import JobStore
+from jobs.store.operator import Answers
 from jobs.store.presence import Presence
 from jobs.store.rights import check_rights
 from jobs.store.stream import StreamWriter
@@ -32,12 +33,14 @@ from worker.queue.admission import Admission
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.attempts import Attempts
 from worker.queue.circuit_breaker import CircuitBreaker
+from worker.queue.claim_commands import ClaimCommands
 from worker.queue.claimer import Claimer
 from worker.queue.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper
 from worker.queue.loading import Loading
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
 from worker.queue.membership import Membership
 from worker.queue.metrics import Metrics
+from worker.queue.operator_commands import OperatorCommands
 from worker.queue.publisher import Publisher
 from worker.queue.reaper import Reaper
 from worker.queue.served import Served
@@ -105,13 +108,14 @@ def serve(
         own_connection = Workers(redis_url, name, store.queues, patience)
         keeper = LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds)
         attempts = Attempts(backend, served, store, publisher, settlements, breaker)
+        admission = Admission(presence, store, lease_seconds)
         claimer = Claimer(
             backend,
             served,
             store,
             workers,
             attempts,
-            Admission(presence, store, lease_seconds),
+            admission,
             breaker,
             watchdog,
             partial(Waker, WakeLists(connect(redis_url), client)),
@@ -125,6 +129,7 @@ def serve(
             Membership(presence, workers, keeper),
             Reaper(store, workers, settlements, lease_seconds),
             Control(client, presence.control_channel),
+            OperatorCommands(Answers(client), ClaimCommands(admission, attempts).handlers),
             Metrics(backend, served, lambda: recorder.state if recorder else None),
             watchdog,
             Stages(client, store.queues),

@@ -41,11 +41,12 @@ def build() -> click.Group:
     from jobs.cli.score import score
     from jobs.cli.status import status
     from jobs.cli.submit import submit
+    from jobs.cli.workers import workers
 
     group = CommandGroup(name="chatjobs", help=HELP, context_settings=context_settings())
     for plugin in sorted(entry_points(group="chatjobs.commands"), reverse=True):
         group.add_command(plugin.load())
-    of_jobs = (chat, submit, run, follow, cancel, jobs_group, status, limits)
+    of_jobs = (chat, submit, run, follow, cancel, jobs_group, status, workers, limits)
     of_results = (record, results, score, diff, report, lm_eval)
     for command in (*of_jobs, *of_results):
         group.add_command(command)

@@ -1,4 +1,4 @@
-"""Commands to the worker over pub/sub: chatjobs' to all workers, and RQ's to this one."""
+"""Commands to the worker over pub/sub: of producers to all workers, of operators to this one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import redis
 
 from jobs import keys
+from jobs.store.operator import OperatorCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Shutdown:
 
 class Control:
     """A subscription to the channel of all workers, on which producers cancel jobs, and to the
-    worker's own RQ channel, which is for operators: only RQ's command shutdown there ends it."""
+    worker's own RQ channel, which is for operators: only there RQ's command shutdown ends it, and
+    only there it takes an OperatorCommand."""
 
     def __init__(self, client: redis.Redis, channel: str) -> None:
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
@@ -34,7 +36,7 @@ class Control:
     def subscribe(self) -> None:
         self._pubsub.subscribe(keys.CONTROL, self._own)
 
-    def commands(self) -> Iterator[Cancel | Shutdown]:
+    def commands(self) -> Iterator[Cancel | Shutdown | OperatorCommand]:
         """The commands that have arrived; messages of any other form are skipped."""
         while (message := self._pubsub.get_message()) is not None:
             try:
@@ -45,8 +47,12 @@ class Control:
                 continue
             if command in ("cancel", "stop-job") and isinstance(job, str):
                 yield Cancel(job)
-            elif command == "shutdown" and message["channel"] == self._own.encode():
+            elif message["channel"] != self._own.encode():
+                continue
+            elif command == "shutdown":
                 yield Shutdown()
+            elif (found := OperatorCommand.read(content)) is not None:
+                yield found
 
     def close(self) -> None:
         self._pubsub.close()

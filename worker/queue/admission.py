@@ -15,14 +15,29 @@ BACKLOG_ROWS = 20_000  # rows waiting for Parquet above which no jobs are claime
 
 
 class Admission:
-    """`pause`: why no jobs are claimed; "" if they are. `look_seconds`: between two looks at the
-    settings of Redis."""
+    """`pause`: why no jobs are claimed; "" if they are. `held`: the same, if an operator has
+    stopped the claims. `look_seconds`: between two looks at the settings of Redis."""
 
     def __init__(self, presence: Presence, store: JobStore, look_seconds: float) -> None:
         self._presence, self._store = presence, store
-        self.pause = ""
+        self.held = self._found = ""
         self._look_seconds = look_seconds
         self._eviction, self._next_look = "", 0.0  # monotonic
+
+    @property
+    def pause(self) -> str:
+        return self.held or self._found
+
+    def hold(self, reason: str) -> None:
+        """Stop the claims until `release`."""
+        self.held = reason
+        logger.warning("not claiming jobs: %s", reason)
+
+    def release(self) -> None:
+        """Let jobs be claimed again, unless there is another reason not to."""
+        if self.held and not self._found:
+            logger.info("claiming jobs again")
+        self.held = ""
 
     def update(self) -> None:
         """Look at what may stop the worker from claiming jobs."""
@@ -40,8 +55,8 @@ class Admission:
                 pause = f"more than {BACKLOG_ROWS} rows wait for Parquet"
             elif size > max_bytes:
                 pause = f"rows of more than {size_text(max_bytes)} (outbox_bytes) wait for Parquet"
-        if pause and pause != self.pause:
+        if pause and pause != self._found:
             logger.warning("not claiming jobs: %s", pause)
-        elif self.pause and not pause:
+        elif self._found and not pause and not self.held:
             logger.info("claiming jobs again")
-        self.pause = pause
+        self._found = pause

@@ -92,6 +92,8 @@ class Claimer:
         """Claim jobs if it is time to, and start them."""
         now = time.monotonic()
         waits = now < self._next_claim and not self._woken
+        if self.pause:
+            self._waker.pass_on(())  # another worker may claim the job that has woken this one
         if self._stopped or self.pause or waits:
             return
         idle = not self._attempts.any_unsettled
@@ -126,7 +128,7 @@ class Claimer:
     def make_room_for_suspects(self) -> None:
         """Suspects are taken by idle workers. If a busy one sees them wait at two checks, no worker
         is idle: then one per queue claims nothing until it is idle itself."""
-        if not self._attempts:
+        if not self._attempts or self.pause:
             return
         waiting = self._store.suspects()
         for queue in self._suspects & waiting:

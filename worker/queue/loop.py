@@ -17,10 +17,12 @@ from jobs.errors import JobError
 from jobs.sizes import counted
 from jobs.store.control import Cancel, Control
 from jobs.store.job_store import JobStore
+from jobs.store.operator import OperatorCommand
 from worker.queue.attempts import Attempts
 from worker.queue.claimer import Claimer
 from worker.queue.membership import Membership
 from worker.queue.metrics import Metrics
+from worker.queue.operator_commands import OperatorCommands
 from worker.queue.outage import Outage
 from worker.queue.reaper import Reaper
 from worker.queue.stages import Stages
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 LEASE_SECONDS = 12.0  # a worker that does not renew its lease for this long loses its jobs
 CHECKS_PER_LEASE = 3
 IDLE_WAIT_SECONDS = 1.0  # longest wait for an event if no job runs; commands are read after it
+COMMAND_SECONDS = 0.1  # the same while a command of an operator runs
 BUSY_SECONDS = 0.005  # wait for the engine's next event while jobs run
 
 
@@ -49,6 +52,7 @@ class WorkerLoop:
         membership: Membership,
         reaper: Reaper,
         control: Control,
+        operator: OperatorCommands,
         metrics: Metrics,
         watchdog: Watchdog,
         stages: Stages,
@@ -58,7 +62,8 @@ class WorkerLoop:
         on_idle: Callable[[], None],
     ) -> None:
         self._store, self._attempts, self._claimer = store, attempts, claimer
-        self._membership, self._reaper, self._control = membership, reaper, control
+        self._membership, self._reaper = membership, reaper
+        self._control, self._operator = control, operator
         self._metrics, self._watchdog, self._stages = metrics, watchdog, stages
         self._outage = Outage()
         self._check_seconds = lease_seconds / CHECKS_PER_LEASE
@@ -90,7 +95,9 @@ class WorkerLoop:
                     run("publishing", self._attempts.publish)
                     run("settling jobs", self._settle)
                     run("reading commands", self._handle_commands)
+                    self._advance_commands()
                     self._check()
+                    run("answering operators", self._operator.send)
                     self._enforce_deadlines()
                     run("looking for jobs", self._claimer.look)
                     if not run("claiming jobs", self._claimer.claim):
@@ -129,8 +136,17 @@ class WorkerLoop:
         for command in self._control.commands():
             if isinstance(command, Cancel):
                 self._cancel(command.job)
+            elif isinstance(command, OperatorCommand):
+                self._operator.start(command)
             elif self.stop_at is None:
                 self.request_stop()
+
+    def _advance_commands(self) -> None:
+        """Advance the commands of operators. What the worker says about itself is published before
+        it answers, and what a command may have changed has an effect in this round."""
+        if self._operator.advance():
+            self._next_check = 0.0
+            self._claimer.claim_soon()
 
     def _check(self) -> None:
         """Do the periodic checks, if they are due: report to Redis, drop the jobs that other
@@ -166,7 +182,8 @@ class WorkerLoop:
         if self._attempts.any_unsettled:
             return BUSY_SECONDS
         due = min(self._next_check, self._claimer.due)
-        return min(max(BUSY_SECONDS, due - time.monotonic()), IDLE_WAIT_SECONDS)
+        longest = COMMAND_SECONDS if self._operator.any_running else IDLE_WAIT_SECONDS
+        return min(max(BUSY_SECONDS, due - time.monotonic()), longest)
 
     def _cancel(self, job: str) -> None:
         attempt = self._attempts.get(job)
@@ -199,6 +216,8 @@ class WorkerLoop:
         self._claimer.close()  # the jobs that return wake other workers
         try:
             self._stages.run("settling jobs", self._attempts.settle)
+            self._operator.stop()
+            self._stages.run("answering operators", self._operator.send)
             leases = self._attempts.leases
             if crashed:
                 self._reaper.reclaim_own(leases)

@@ -138,7 +138,7 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
         return JobError(
             "unavailable",
             f"Redis at {server} refused a command: {reason}; the user {user_name(client)!r} lacks "
-            "a right: docs/operations.md (Users) lists those of workers and of producers",
+            "a right: docs/operations.md (Users) lists those of workers, operators and producers",
         )
     if _cause(error, socket.gaierror):
         reason = "the name of the host can't be resolved: check it in the Redis URL"

@@ -10,6 +10,7 @@ import pytest
 
 from jobs import keys
 from jobs.store.control import Cancel, Control, Shutdown
+from jobs.store.operator import OperatorCommand
 from tests.worker.site import Site, wait_until
 
 CHANNEL = "rq:pubsub:w1"
@@ -23,8 +24,8 @@ def control(site: Site) -> Iterator[Control]:
         yield control
 
 
-def commands(control: Control, count: int) -> list[Cancel | Shutdown]:
-    found: list[Cancel | Shutdown] = []
+def commands(control: Control, count: int) -> list[Cancel | Shutdown | OperatorCommand]:
+    found: list[Cancel | Shutdown | OperatorCommand] = []
 
     def complete() -> bool:
         found.extend(control.commands())
@@ -51,8 +52,11 @@ def test_other_messages_are_skipped(site: Site, control: Control) -> None:
     assert commands(control, 1) == [Cancel("last")]
 
 
-def test_only_operators_end_a_worker(site: Site, control: Control) -> None:
-    for message in ({"op": "shutdown"}, {"command": "shutdown"}):
+def test_only_operators_command_a_worker(site: Site, control: Control) -> None:
+    pause = {"command": "pause", "id": "a", "args": {"b": 1}}
+    for message in ({"op": "shutdown"}, {"command": "shutdown"}, pause):
         site.redis.publish(keys.CONTROL, json.dumps(message))
-    site.redis.publish(keys.CONTROL, json.dumps({"op": "cancel", "job": "last"}))
-    assert commands(control, 1) == [Cancel("last")]
+    for wrong in ({"id": "a:b"}, {"id": 3}, {"args": []}, {"command": []}):
+        site.redis.publish(CHANNEL, json.dumps(pause | wrong))
+    site.redis.publish(CHANNEL, json.dumps(pause))
+    assert commands(control, 1) == [OperatorCommand("pause", "a", {"b": 1})]

@@ -128,7 +128,7 @@ def test_a_job_runs_over_tls_with_minimal_permissions(
     as_worker.close()
 
 
-def test_a_producer_cannot_end_a_worker(server: EmbeddedRedis, tmp_path: Path) -> None:
+def test_a_producer_cannot_end_or_pause_a_worker(server: EmbeddedRedis, tmp_path: Path) -> None:
     at = f"127.0.0.1:{server.port}/0"
     site = Site(f"redis://producer:{IN_URL}@{at}", tmp_path / "results")
     as_worker = Site(f"redis://worker:{IN_URL}@{at}", tmp_path / "results")
@@ -137,6 +137,13 @@ def test_a_producer_cannot_end_a_worker(server: EmbeddedRedis, tmp_path: Path) -
     (name,) = (found.decode() for found in site.redis.zrange(keys.WORKERS, 0, -1))
     with pytest.raises(redis.exceptions.NoPermissionError, match="channel"):
         send_shutdown_command(site.redis, name)
+    url = f"redis://{{}}:{IN_URL}@{at}"
+    words = ("workers", "resume", name, "--json", "--redis")
+    refused = CliRunner().invoke(build(), [*words, url.format("producer")])
+    assert refused.exit_code == 3
+    assert "(Users) lists those of workers, operators and producers" in refused.stderr
+    resumed = CliRunner().invoke(build(), [*words, url.format("operator")])
+    assert (resumed.exit_code, '"state":"claiming"' in resumed.stdout) == (0, True), resumed.output
     assert site.submit("hello").result(timeout=PATIENCE).text
     send_shutdown_command(as_worker.redis, name)
     assert worker.wait() == 0

@@ -1,0 +1,71 @@
+"""`chatjobs workers` commands running workers, and waits for their answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from jobs import keys
+from jobs.store import operator
+from tests.cli.conftest import Run
+from tests.worker.site import Site, wait_until
+
+
+def answer(result: Result) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_paused_worker_claims_no_jobs_until_it_is_resumed(run: Run, site: Site) -> None:
+    worker = site.worker(lease_seconds=30.0)  # its status is published for half of that
+    site.wait_for_workers()
+    (name,) = (one.decode() for one in site.redis.zrange(keys.WORKERS, 0, -1))
+    here = ("--json", "--redis", site.url)
+    running = site.submit("first", words=100_000)
+    wait_until(lambda: running.status().value == "started")
+    paused = {"worker": name, "state": "paused", "reason": "paused by an operator"}
+    assert answer(run("workers", "pause", name, *here)) == paused | {"running": 1, "error": None}
+    waits = site.submit("second")
+    (shown,) = answer(run("status", *here))["workers"]
+    assert (shown["paused"], shown["jobs"]) == ("paused by an operator", 1)
+
+    late = run("workers", "drain", "--all", "--timeout", "0.1", *here)
+    assert late.exit_code == 1
+    assert answer(late)["error"]["message"] == f"worker {name} has not done it within 0.1 s"
+    assert answer(run("workers", "pause", name, *here))["state"] == "paused"
+
+    running.cancel()
+    drained = run("workers", "drain", name[:-1], "--redis", site.url)  # a name may be shortened
+    assert drained.exit_code == 0
+    said = f"{name}: claims no jobs, drained by an operator; 0 running jobs"
+    assert drained.stderr.splitlines()[-1] == said
+    assert waits.status().value == "queued"
+    assert answer(run("workers", "resume", name, *here))["state"] == "claiming"
+    assert waits.result(timeout=60).text
+    assert worker.stop() == 0
+
+
+def test_a_worker_that_is_gone_is_one_sentence(
+    run: Run, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = ("--redis", site.url)
+    nobody = run("workers", "pause", "--all", *here)
+    assert (nobody.exit_code, nobody.stderr) == (1, "error: no worker is running\n")
+    worker = site.worker(lease_seconds=2.0)
+    site.wait_for_workers()
+    (name,) = (one.decode() for one in site.redis.zrange(keys.WORKERS, 0, -1))
+    worker.freeze()
+    monkeypatch.setattr(operator, "FIRST_ANSWER_SECONDS", 0.1)
+    hangs = run("workers", "pause", name, *here)
+    assert hangs.exit_code == 1
+    gone = (
+        f"worker {name} is gone" in hangs.stderr or f"worker {name} does not answer" in hangs.stderr
+    )
+    assert gone and hangs.stderr.count("\n") == 1
+    worker.kill()
+    unknown = run("workers", "drain", name, "--json", *here)
+    assert unknown.exit_code == 1
+    assert answer(unknown)["error"]["code"] in ("not_found", "worker_lost")
