@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.cli.conftest import COMMAND
 from tests.worker.site import Site
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +31,8 @@ def is_output(block: str) -> bool:
 
 
 def outputs_of(found: list[str], url: str, folder: Path) -> list[str]:
-    """Run blocks of commands one behind the other. A block that shows output has to be in that of
-    the block before."""
+    """Run blocks of commands one behind the other: those of this package directly, others in a
+    shell. A block that shows output has to be in that of the block before."""
     variables = {**os.environ, "CHATJOBS_REDIS_URL": url}
     variables["PATH"] = f"{BIN}:{os.environ['PATH']}"
     outputs: list[str] = []
@@ -38,15 +40,15 @@ def outputs_of(found: list[str], url: str, folder: Path) -> list[str]:
         if is_output(block):
             assert block.strip() in outputs[-1], outputs
             continue
-        done = subprocess.run(
-            ["bash", "-ec", block],
-            cwd=folder,
-            env=variables,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, (block, done.stderr)
-        outputs.append(done.stdout)
+        output = ""
+        for command in re.split(r"\n(?! )", block.strip()):  # indented lines go on
+            words = ["bash", "-ec", command]
+            if command.startswith("chatjobs "):
+                words = [str(COMMAND), *shlex.split(command)[1:]]
+            done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True)
+            assert done.returncode == 0, (command, done.stderr)
+            output += done.stdout
+        outputs.append(output)
     return outputs
 
 
