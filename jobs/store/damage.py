@@ -26,6 +26,7 @@ _TYPES = (
     (r"chatjobs:(limits|open-bytes|tenant-jobs|backlog|rows:.*|parts:.*|\{.*\}:session)", "hash"),
     (r"chatjobs:custom-ids:.*", "hash"),
     (r"chatjobs:(tenant:.*|quarantine:.*|wake(?:-worker)?:.*|\{.*\}:(turns|open))", "list"),
+    (r"chatjobs:answers:.*", "list"),
     (r"chatjobs:(outbox:.*|\{.*\}:log)", "stream"),
     (r"chatjobs:(reaper|recorder|results|next-row:.*|producer:.*)", "string"),
     (r"chatjobs:(upkeep:.*|worker:.*|recorder:.*|quarantine-worker:.*)", "string"),

@@ -60,12 +60,18 @@ class Answer(NamedTuple):
         return json.dumps({"facts": self.facts, "final": self.final, "error": error})
 
     @classmethod
-    def decode(cls, text: bytes) -> Answer:
-        content = json.loads(text)
-        error = content["error"]
-        return cls(
-            content["facts"], content["final"], None if error is None else JobError.from_dict(error)
-        )
+    def decode(cls, text: bytes) -> Answer | None:
+        """None for what no worker has written."""
+        try:
+            content = json.loads(text)
+        except ValueError:
+            return None
+        match content:
+            case {"facts": dict(facts), "final": bool(final), "error": None}:
+                return cls(facts, final)
+            case {"facts": dict(facts), "final": bool(final), "error": {"code": str()} as error}:
+                return cls(facts, final, JobError.from_dict(error))
+        return None
 
 
 class Answers:
@@ -98,7 +104,9 @@ class Call:
         while True:
             found = self._redis.blpop([keys.answers(self._id)], timeout=POLL_SECONDS)
             if found is not None:
-                heard, answer = True, Answer.decode(found[1])
+                if (answer := Answer.decode(found[1])) is None:
+                    continue
+                heard = True
                 if answer.error is not None:
                     raise answer.error
                 if answer.facts or answer.final:

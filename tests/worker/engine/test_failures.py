@@ -156,7 +156,7 @@ def test_a_sequence_too_large_for_the_cache_fails_alone_with_the_numbers(path: P
     short = engine.generate([PROMPT], Sampling(temperature=0, max_tokens=5, ignore_eos=True))
     assert len(short[0].token_ids) == 5
     assert long.done
-    with pytest.raises(JobError, match="MiB") as caught:
+    with pytest.raises(JobError, match="kB") as caught:
         sink.completion()
     assert caught.value.code == "out_of_memory"
 

@@ -26,6 +26,7 @@ PARTS: dict[str, Any] = {
     "tenant": "t",
     "job": "j",
     "name": "n",
+    "command": "c",
     "session": "s",
     "run": "r",
     "row": 1,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import redis
 
-from jobs import JobError
+from jobs import JobError, keys
 from jobs.store.operator import Answer, Answers, Call, OperatorCommand
 from tests.worker.site import Site
 from worker.queue.operator_commands import Facts, OperatorCommands, Task
@@ -49,6 +49,7 @@ def commands(site: Site, commands: OperatorCommands, name: str, **args: object) 
 
 def test_answers_come_in_order_and_once_whatever_redis_does(site: Site) -> None:
     operator = OperatorCommands(Flaky(site.redis), {"load": load})
+    site.redis.rpush(keys.answers("id1"), b"\xff", b"[]", b'{"facts": {}, "final": 1, "error": []}')
     assert commands(site, operator, "load", model="m") == [
         {"percent": 50},
         {"percent": 100},
