@@ -7,8 +7,10 @@ with an error, and columns that nothing uses are ignored.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any, Self
 
 from jobs.api.message import Message
 from jobs.api.request import ChatRequest
-from jobs.cli.few_shot import Example, Examples
+from jobs.cli.few_shot import Example, Examples, Shots, group_of
 from jobs.cli.field_options import SOURCES
 from jobs.cli.id_index import IdIndex
 from jobs.cli.requests import (
@@ -33,7 +35,7 @@ from jobs.cli.row_templates import RowTemplate
 from jobs.cli.score_items import SCORE_MODES, ItemLine, ItemReader, known_fields, row_fields
 from jobs.errors import InvalidRequest, invalid
 from jobs.runs.source import SourceRow, Wanted
-from jobs.sizes import counted, size_text
+from jobs.sizes import size_text
 from jobs.store.rq_layout import MAX_DATA
 
 FIRST_ROWS = 100  # that are looked at before the run begins
@@ -66,15 +68,17 @@ class DataSet:
         *,
         limit: int | None = None,
         template: RowTemplate | None = None,
+        choices: RowTemplate | None = None,
         examples: Examples | None = None,
         seed: int | None = None,
         samples: int = 1,
     ) -> None:
-        """`template`: makes the prompts. `examples`: conversations before each prompt. `seed`: of
-        the run, for requests that have none. `samples`: of each row."""
+        """`template`: makes the prompts. `choices`: makes the choices. `examples`: conversations
+        before each prompt. `seed`: of the run, for requests that have none. `samples`: of each
+        row."""
         self.samples = samples
         self._stack = ExitStack()
-        self._limit, self._template = limit, template
+        self._limit, self._template, self._choices = limit, template, choices
         self._examples, self._seed = examples, seed
         self._files: list[RowFile] = []
         with ExitStack() as stack:
@@ -103,7 +107,7 @@ class DataSet:
     def configuration(self, content: str) -> dict[str, Any]:
         """The values that decide on the answers of a run. `content`: the digest of the files."""
         overrides, template, examples = self._overrides, self._template, self._examples
-        delimiter = {} if overrides.delimiter is None else {"delimiter": overrides.delimiter}
+        later = {"delimiter": overrides.delimiter, "choices": self._choices and self._choices.text}
         return {
             "mode": overrides.mode,
             "model": overrides.model,
@@ -116,7 +120,7 @@ class DataSet:
             "few-shot": None if examples is None else examples.configuration(),
             "seed": self._seed,
             "num-samples": self.samples,
-            **delimiter,
+            **{name: value for name, value in later.items() if value is not None},
         }
 
     def check(self) -> Columns:
@@ -138,8 +142,7 @@ class DataSet:
             )
         with closing(IdIndex()) as ids:
             read = [
-                self._reader(ids, file).read(0, place, 0, self._with_prompt(data))
-                for file, place, data in rows
+                self._line(self._reader(ids, file), 0, place, data) for file, place, data in rows
             ]
         bad = [one for one in read if isinstance(one, InvalidLine)]
         if len(bad) == len(read):
@@ -156,8 +159,14 @@ class DataSet:
                 f"none of the first {len(rows)} rows has the column {missing[0]!r} to keep; they "
                 f"have: {', '.join(originals.get(name, name) for name in names)}"
             )
-        unused = tuple(name for name in names if name not in {*known, *kept})
-        if KEEP_ALL in kept or self._template is not None:  # which may use any column
+        by = None if self._examples is None else self._examples.by
+        if by is not None and self._field(by) not in names:
+            raise invalid(
+                f"none of the first {len(rows)} rows has the column {by!r} of --few-shot-by; they "
+                f"have: {', '.join(originals.get(name, name) for name in names)}"
+            )
+        unused = tuple(name for name in names if name not in {*known, *kept, by})
+        if KEEP_ALL in kept or self._template or self._choices:  # which may use any column
             unused = ()
         models = {one.request.model for one in read if not isinstance(one, InvalidLine)}
         return Columns(names, tuple(sorted(models)), () if "body" in names else unused)
@@ -172,7 +181,7 @@ class DataSet:
                     readers[file].skip(place, data)
                     yield from repeat(None, self.samples)
                     continue
-                line = readers[file].read(index, place, 0, self._with_prompt(data))
+                line = self._line(readers[file], index, place, data)
                 for number in range(first, first + self.samples):
                     if number in numbers:
                         yield self._sample(number, index, place, line, data)
@@ -183,14 +192,68 @@ class DataSet:
         scores = self._overrides.mode in SCORE_MODES
         return (ItemReader if scores else RequestReader)(self._overrides, ids, file.part)
 
-    def _with_prompt(
-        self, data: dict[str, Any] | InvalidRequest
-    ) -> dict[str, Any] | InvalidRequest:
-        if self._template is None or isinstance(data, InvalidRequest):
-            return data
-        return self._template.apply(
-            data, "text" if self._overrides.mode == "perplexity" else "prompt"
-        )
+    def _line(
+        self,
+        reader: RequestReader | ItemReader,
+        index: int,
+        place: str,
+        data: dict[str, Any] | InvalidRequest,
+    ) -> RequestLine | ItemLine | InvalidLine:
+        """The request of a row, without its examples, or why it has none."""
+        if isinstance(data, InvalidRequest):
+            return reader.read(index, place, 0, data)
+        line = reader.read(index, place, 0, self._filled(data))
+        try:
+            if not isinstance(line, InvalidLine):
+                self._shots(data)
+        except InvalidRequest as error:
+            return InvalidLine(0, error)
+        return line
+
+    def _filled(self, data: dict[str, Any]) -> dict[str, Any] | InvalidRequest:
+        """A row with the texts of the templates in place of any that it has."""
+        filled = data
+        try:
+            if self._template is not None:
+                field = "text" if self._overrides.mode == "perplexity" else "prompt"
+                filled = {name: value for name, value in data.items() if name not in SOURCES}
+                filled[field] = self._template.fill(data)
+            if self._choices is not None:
+                filled = {**filled, "choices": choices_in(self._choices.fill(data))}
+        except InvalidRequest as error:
+            return error
+        return filled
+
+    def _shots(self, data: Mapping[str, Any]) -> Shots | None:
+        """The examples of a row. Raises InvalidRequest."""
+        examples = self._examples
+        if examples is None:
+            return None
+        return examples.of(None if examples.by is None else data.get(self._field(examples.by)))
+
+    def _field(self, column: str) -> str:
+        """The name in rows of a column of the file."""
+        return self._overrides.names.get(column, column)
+
+    def first_of_groups(self, by: str | None, count: int) -> dict[int, str]:
+        """The first `count` rows of each group, as numbers of rows with their `group_of`; the
+        groups are the values of the column `by`. Raises InvalidRequest if no row has it."""
+        chosen: dict[int, str] = {}
+        found: Counter[str] = Counter()
+        name = None if by is None else self._field(by)
+        exists = name is None
+        for number, (_, _, data) in enumerate(self._rows()):
+            row = {} if isinstance(data, InvalidRequest) else data
+            exists = exists or name in row
+            group = group_of(None if name is None else row.get(name))
+            if found[group] < count:
+                found[group] += 1
+                chosen[number] = group
+            if by is None and len(chosen) == count:
+                break
+        if not exists:
+            raise invalid(f"there is no column {by!r} of --few-shot-by", "few_shot")
+        return chosen
 
     def _sample(
         self,
@@ -216,15 +279,16 @@ class DataSet:
             request.seed = sample_seed(self._seed, row, again)
         elif request.seed is not None and again:
             request.seed = sample_seed(request.seed, row, again)
-        if self._examples is not None:
-            size += self._examples.size
+        assert not isinstance(data, InvalidRequest)
+        if (shots := self._shots(data)) is not None:
+            size += shots.size
             if size > MAX_DATA:
                 error = invalid(
                     f"the request and its examples have {size_text(size)} as JSON, and a job holds "
                     f"at most {size_text(MAX_DATA)}: shorten it"
                 )
                 return SourceRow(number, row, again, place, request, error)
-            request.messages = self._examples.before(request.messages)
+            request.messages = shots.before(request.messages)
         return SourceRow(number, row, again, place, request, None, size)
 
     def _rows(self) -> Iterator[tuple[RowFile, str, dict[str, Any] | InvalidRequest]]:
@@ -249,17 +313,27 @@ class DataSet:
 
 
 def read_examples(
-    file: Path, count: int, overrides: Overrides, template: RowTemplate | None
+    file: Path,
+    count: int,
+    by: str | None,
+    overrides: Overrides,
+    template: RowTemplate | None,
 ) -> Examples:
-    """The examples of --few-shot. Raises InvalidRequest."""
+    """The examples of --few-shot: the first `count` rows and one more, which replaces one of them
+    before itself; so many for each value of the column `by`. `overrides`: as given, without the
+    conventions of the data set. Raises InvalidRequest."""
     plain = replace(overrides, names={}, keep=())
     names = {old: new for old, new in overrides.names.items() if old in _first_row([file], plain)}
     overrides = with_conventions(replace(plain, names=names), [file])
-    with DataSet([file], overrides, limit=count + 1, template=template) as source:
+    groups: dict[str, list[Example]] = {}
+    with DataSet([file], overrides, template=template) as source:
         content, _ = source.content()
-        found = []
-        for row in source.read(lambda _: True):
-            assert row is not None
+        try:
+            chosen = source.first_of_groups(by, count + 1)
+        except InvalidRequest as error:
+            raise invalid(f"{file}: {error.message}", "few_shot") from None
+        rows = islice(source.read(chosen.__contains__), max(chosen, default=-1) + 1)
+        for row in filter(None, rows):
             where = f"{file}: {row.place}"
             if not isinstance(row.request, ChatRequest) or row.error is not None:
                 raise invalid(f"{where}: {row.error.message if row.error else ''}", "few_shot")
@@ -267,12 +341,22 @@ def read_examples(
             if target is None:
                 raise invalid(f"{where}: an example has no target, its answer", "few_shot")
             answer = Message(role="assistant", content=target)
-            found.append(Example(row.request.messages, answer))
-    if len(found) < count:
-        raise invalid(
-            f"{file} has {counted(len(found), 'row')}, and {count} are wanted", "few_shot"
-        )
-    return Examples(found, count, content)
+            groups.setdefault(chosen[row.number], []).append(Example(row.request.messages, answer))
+    examples = Examples(str(file), groups, count, content, by)
+    if by is None:
+        examples.of(None)  # which all rows have
+    return examples
+
+
+def choices_in(text: str) -> list[Any]:
+    """The choices that a template has made: a JSON list, or one a line. Raises InvalidRequest."""
+    found: list[Any] = [line.strip() for line in text.splitlines() if line.strip()]
+    if text.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(text)
+    if not found:
+        raise invalid("the template of choices makes none for this row", "choices")
+    return found
 
 
 def sample_seed(seed: int, row: int, repeat: int) -> int:

@@ -1,4 +1,4 @@
-"""The prompt of a row from its columns, by a Jinja template in a sandbox of the worker package."""
+"""Texts of a row from its columns, by a Jinja template in a sandbox of the worker package."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from jobs.cli.field_options import SOURCES
-from jobs.errors import InvalidRequest, JobError, invalid
+from jobs.errors import JobError, invalid
 
 
 class Sandbox(Protocol):
@@ -21,28 +20,26 @@ class Sandbox(Protocol):
 class RowTemplate:
     """A template for all rows of a data set. Raises JobError for one that is not valid."""
 
-    def __init__(self, text: str, names: Mapping[str, str]) -> None:
-        """`names`: fields of rows by the columns that hold them, of --map."""
+    def __init__(self, text: str, names: Mapping[str, str], kind: str = "prompt template") -> None:
+        """`names`: fields of rows by the columns that hold them, of --map. `kind`: the name of the
+        template in errors."""
         self.text = text
         self._columns = {field: column for column, field in names.items()}
-        self._sandbox = _sandbox()
+        self._sandbox = _sandbox(kind)
         try:
             self._sandbox.check(text)
         except JobError as error:
             raise invalid(error.message, "template") from None
 
-    def apply(self, data: dict[str, Any], field: str) -> dict[str, Any] | InvalidRequest:
-        """The row with the rendered text in a field, in place of any prompt that it has; or why it
-        has none."""
+    def fill(self, data: Mapping[str, Any]) -> str:
+        """The text of a row. Raises InvalidRequest."""
         if "body" in data:
-            return invalid("a template can't be used with a line of an OpenAI batch file: omit it")
-        values = {self._columns.get(name, name): value for name, value in data.items()} | data
+            raise invalid("a template can't be used with a line of an OpenAI batch file: omit it")
+        values = {self._columns.get(name, name): value for name, value in data.items()}
         try:
-            prompt = self.render(values)
+            return self.render({**values, **data})
         except JobError as error:
-            return invalid(error.message, "template")
-        rest = {name: value for name, value in data.items() if name not in SOURCES}
-        return {**rest, field: prompt}
+            raise invalid(error.message, "template") from None
 
     def render(self, values: Mapping[str, Any]) -> str:
         """The prompt of values by their names. Raises JobError."""
@@ -59,9 +56,9 @@ def _as_json(values: Mapping[str, Any]) -> Mapping[str, Any]:
         return found
 
 
-def _sandbox() -> Sandbox:
+def _sandbox(kind: str) -> Sandbox:
     from importlib.metadata import entry_points
 
     (plugin,) = entry_points(group="chatjobs.templates", name="rows")
-    made: Sandbox = plugin.load()()
+    made: Sandbox = plugin.load()(kind)
     return made

@@ -105,6 +105,14 @@ def _option_fields(ctx: click.Context) -> tuple[str, ...]:
     help="Jinja template that makes the prompt of each row from its columns.",
 )
 @click.option(
+    "--choices",
+    "choices_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --mode choice: Jinja template that makes the choices of each row from its columns, "
+    "one a line.",
+)
+@click.option(
     "--delimiter",
     metavar="TEXT",
     help="Between a prompt and the text that is scored behind it. [default: a space, unless the "
@@ -115,6 +123,11 @@ def _option_fields(ctx: click.Context) -> tuple[str, ...]:
     callback=_parse_examples,
     metavar="FILE:N",
     help="Examples before each prompt: the first N rows of FILE, with their targets as answers.",
+)
+@click.option(
+    "--few-shot-by",
+    metavar="COLUMN",
+    help="With --few-shot: the first N rows of FILE that have the row's value in COLUMN.",
 )
 @click.option(
     "--seed",
@@ -184,8 +197,10 @@ def run(
     names: dict[str, str],
     keep: tuple[str, ...],
     template_file: Path | None,
+    choices_file: Path | None,
     delimiter: str | None,
     few_shot: tuple[Path, int] | None,
+    few_shot_by: str | None,
     seed: int | None,
     num_samples: int,
     retry_failed: bool,
@@ -225,6 +240,10 @@ def run(
         raise click.UsageError(f"--dry-run can't run with --mode {mode}: it counts chats alone")
     if form is None and (output is not None or order is not None):
         raise click.UsageError("--output and --order need --format")
+    if few_shot is None and few_shot_by is not None:
+        raise click.UsageError("--few-shot-by needs --few-shot FILE:N")
+    if choices_file is not None and mode != "choice":
+        raise click.UsageError("--choices needs --mode choice")
     if max_tokens is not None:
         if "max_tokens" in fields:
             raise click.UsageError("--max-tokens and -o max_tokens exclude each other: give one")
@@ -249,19 +268,24 @@ def run(
     try:
         files = data_files(dataset, split)
         file = None if form is None else _output(output, name, form, files)
-        overrides = with_conventions(overrides, files)
+        given, overrides = overrides, with_conventions(overrides, files)
         template = None
         if template_file is not None:
             template = RowTemplate(_read_text(template_file), overrides.names)
+        choices = None
+        if choices_file is not None:
+            text = _read_text(choices_file)
+            choices = RowTemplate(text, overrides.names, "template of choices")
         examples = None
         if few_shot is not None:
-            examples = read_examples(*few_shot, overrides, template)
+            examples = read_examples(*few_shot, few_shot_by, given, template)
         source = click.get_current_context().with_resource(
             DataSet(
                 files,
                 overrides,
                 limit=limit,
                 template=template,
+                choices=choices,
                 examples=examples,
                 seed=seed,
                 samples=num_samples,

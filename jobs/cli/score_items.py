@@ -36,7 +36,7 @@ COLUMNS = {
     "choice": ("messages", "prompt", "choices"),
     "perplexity": ("text",),
 }
-OF_ALL = ("model", "custom_id", "target", "metadata")
+OF_ALL = ("model", "custom_id", "target", "task", "metadata")
 NAMED_CHOICES = {"text", "label"}  # keys of an object of choices and their names
 
 
@@ -110,6 +110,8 @@ class ItemReader:
         for name in ("custom_id", "target"):
             if row.get(name) is not None:
                 fields[name] = text_of(row[name])
+        if row.get("task") is not None:
+            kept["task"] = row["task"]  # as of a chat
         metadata = with_kept(mapping_of(row, "metadata") if row.get("metadata") else {}, kept)
         if metadata:
             fields["metadata"] = metadata
@@ -218,7 +220,8 @@ def _right_choice(target: Any, texts: Sequence[Any], labels: Sequence[str]) -> i
     letters = list(ascii_uppercase[: len(texts)])
     stripped = [one.strip() if isinstance(one, str) else None for one in texts]
     places = [str(place) for place in range(len(texts))]
-    names_of: tuple[Sequence[str | None], ...] = (labels, stripped, places, letters)
+    marked = [f"({letter})" for letter in letters]
+    names_of: tuple[Sequence[str | None], ...] = (labels, stripped, places, letters, marked)
     if not isinstance(target, str) and not labels:
         names_of = (places,)  # a number is an index, also if a choice is called so
     for names in names_of:
@@ -226,6 +229,6 @@ def _right_choice(target: Any, texts: Sequence[Any], labels: Sequence[str]) -> i
             return names.index(text)
     raise invalid(
         f"target: {text[:40]!r} is none of the {len(texts)} choices: give its text, its index from "
-        "0, or its letter",
+        "0, or its letter, such as B or (B)",
         "target",
     )

@@ -356,6 +356,41 @@ def test_examples_come_before_each_prompt_but_never_its_own(
     assert "has 4 rows, and 9 are wanted" in few.stderr
 
 
+def test_examples_have_the_value_that_their_row_has_in_a_column(
+    go: Go, site: Site, tmp_path: Path
+) -> None:
+    site.worker()
+    shots = jsonl(
+        tmp_path,
+        [
+            {"question": f"{kind}{number}", "answer": f"a{number}", "level": kind}
+            for number in range(3)
+            for kind in (1, 2)
+        ],
+        "dev.jsonl",
+    )
+    rows: list[dict[str, Any]] = [
+        {"question": "new", "level": "2"},
+        {"question": "11", "level": 1},
+        {"question": "new", "level": 3},
+    ]
+    words = ("--few-shot", f"{shots}:2", "--few-shot-by")
+    result = go(jsonl(tmp_path, rows), *words, "level")
+    assert audit(result) == "r1: 3 in, 3 rows, 0 missing, 0 twice, 1 failed"
+    *found, bad = sorted(site.rows("r1"), key=lambda row: row["row_index"])
+    assert [[one["content"] for one in row["messages"]] for row in found] == [
+        ["20", "a0", "21", "a1", "new"],
+        ["10", "a0", "12", "a2", "11"],
+    ]
+    assert bad["error_message"].endswith("has 0 rows with level '3', and 2 are wanted")
+    changed = go(jsonl(tmp_path, rows), *words[:2])
+    assert changed.exit_code == 2 and 'few-shot.by: "level" → none' in changed.stderr
+    for file, column in ((rows, "grade"), ([{**one, "grade": 1} for one in rows], "grade")):
+        refused = go(jsonl(tmp_path, file), *words, column, name="r2")
+        assert refused.exit_code == 2
+        assert "'grade' of --few-shot-by" in refused.stderr
+
+
 def test_rows_that_begin_alike_are_enqueued_one_behind_the_other(
     site: Site, tmp_path: Path
 ) -> None:

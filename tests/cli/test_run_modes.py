@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
 
 from jobs import keys
+from jobs.api.score_request import ScoreRequest
+from jobs.cli.data_set import DataSet, choices_in, with_conventions
+from jobs.cli.requests import Overrides
+from jobs.cli.row_templates import RowTemplate
 from tests.cli.conftest import Run
 from tests.worker.site import Site
 
@@ -104,6 +109,34 @@ def test_each_mode_gives_the_rows_of_a_data_set(go: Go, run: Run, site: Site) ->
     assert [key for key in left if key.startswith(kinds)] == []
 
 
+def test_a_template_makes_the_choices_of_each_row(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    rows = [
+        {"input": "Which?\nOptions:\n(A) one\n(B) two", "target": "(B)", "task": "which"},
+        {"input": "Without options.", "target": "(B)", "task": "which"},
+    ]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    overrides = with_conventions(Overrides("m", "r", ignore_unknown=True, mode="choice"), [file])
+    choices = RowTemplate(
+        "{% for line in input.splitlines() if line.startswith('(') %}{{ line[:3] }}\n{% endfor %}",
+        overrides.names,
+        "template of choices",
+    )
+    with DataSet([file], overrides, choices=choices) as source:
+        first, second = filter(None, source.read(lambda _: True))
+    assert isinstance(first.request, ScoreRequest)
+    (item,) = first.request.items
+    assert (item["choices"], item["target"]) == ([" (A)", " (B)"], "(B)")
+    assert item["metadata"] == {"task": "which"}  # as of a chat
+    assert second.error is not None
+    assert "the template of choices makes none for this row" in second.error.message
+
+
+def test_a_template_may_write_the_choices_as_json() -> None:
+    assert choices_in(' ["a\\nb", 2]') == ["a\nb", 2]
+    assert choices_in("[a]\n\n [b] ") == ["[a]", "[b]"]
+
+
 def test_no_row_is_scored_while_a_worker_serves_the_model_that_can_not(go: Go, site: Site) -> None:
     status = {
         **{"name": "old", "host": "h", "device": "cpu", "paused": "", "models": ["demo"]},
@@ -125,6 +158,7 @@ def test_options_without_meaning_in_a_mode_are_refused(go: Go) -> None:
         ("choice", ("--num-samples", "2"), "--num-samples is for answers"),
         ("perplexity", ("-o", "temperature=0"), "unknown field 'temperature'"),
         ("perplexity", ("--delimiter", " "), "--mode perplexity puts nothing behind a prompt"),
+        ("chat", ("--choices", __file__), "--choices needs --mode choice"),
         ("chat", ("-o", "window=3"), "unknown field 'window'"),
         ("completion", ("-o", "apply_chat_template=true"), "is set by --mode completion"),
     ):

@@ -65,6 +65,7 @@ def test_a_delimiter_replaces_the_space() -> None:
         (["1", "2", "0"], 2, "0"),  # a number is an index
         (["1", "2", "0"], "2", "2"),  # and a text first a choice
         (["B", "A"], "A", "A"),
+        (["x", "y"], "(B)", "y"),
         ({"text": ["x", "y"], "label": ["1", "2"]}, "2", "y"),
         ({"text": ["x", "y"], "label": ["1", "2"]}, 2, "y"),
         ('["x", "y"]', "y", "y"),

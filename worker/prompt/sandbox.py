@@ -104,10 +104,10 @@ def shared_sandbox() -> Sandbox:
     return Sandbox()
 
 
-def for_rows() -> Sandbox:
-    """A sandbox for the prompt template of a data set; `chatjobs run` finds it through the
-    entry-point group chatjobs.templates. Raises JobError without Jinja."""
+def for_rows(kind: str) -> Sandbox:
+    """A sandbox for a template of a data set, which errors call `kind`; `chatjobs run` finds it
+    through the entry-point group chatjobs.templates. Raises JobError without Jinja."""
     if find_spec("jinja2") is None:
         command = command_for("worker")
         raise JobError("unavailable", f"templates need Jinja, and it is not installed: {command}")
-    return Sandbox("prompt template", "the prompt template", "columns", "", strict=True)
+    return Sandbox(kind, f"the {kind}", "columns", "", strict=True)
