@@ -16,7 +16,17 @@ from jobs.api.sampling import Sampling
 from jobs.operations import Operation, Request
 from jobs.stream.delta import Delta
 from worker import service
-from worker.backend import Backend, Handle, Health, MemoryUse, ModelInfo, Outcome, Progress, Sink
+from worker.backend import (
+    Backend,
+    Footprint,
+    Handle,
+    Health,
+    MemoryUse,
+    ModelInfo,
+    Outcome,
+    Progress,
+    Sink,
+)
 from worker.model_spec import ModelSpec
 from worker.queue import loop
 from worker.queue.loop import WorkerLoop
@@ -103,6 +113,9 @@ class NullBackend(Backend):
 
     def memory(self) -> MemoryUse:
         return MemoryUse("cpu", weights=1, cache=0, cache_limit=0, free=1)
+
+    def footprint(self, spec: ModelSpec) -> Footprint:
+        raise NotImplementedError  # it has no budget
 
     def load(self, spec: ModelSpec) -> ModelInfo:
         info: dict[str, Any] = dict.fromkeys(ModelInfo.__dataclass_fields__, "none")

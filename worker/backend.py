@@ -42,6 +42,18 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Footprint:
+    """The memory that a model will take on the device, in bytes. Nothing of it is allocated yet."""
+
+    name: str
+    reference: str
+    weights: int  # with those of its draft
+    activations: int  # peak of a step, estimated
+    least_cache: int  # without which the model is not loaded under a budget
+    most_cache: int  # that a full batch of its longest sequences takes
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryUse:
     """Memory of the device, in bytes."""
 
@@ -49,7 +61,8 @@ class MemoryUse:
     weights: int
     cache: int
     cache_limit: int
-    free: int
+    free: int  # within the budget
+    budget: int | None = None  # that all models together may take; None: no limit was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +153,9 @@ class Backend(Protocol):
     def health(self) -> Health: ...
 
     def memory(self) -> MemoryUse: ...
+
+    def footprint(self, spec: ModelSpec) -> Footprint:
+        """Find a model and measure it by the headers of its files. Raises JobError."""
 
     def load(self, spec: ModelSpec) -> ModelInfo:
         """Load a model. Raises JobError."""

@@ -16,6 +16,7 @@ import torch
 from jobs.errors import invalid
 from worker.checkpoint.dtypes import FROM_OPTION
 from worker.layers.transfer import is_accelerator
+from worker.memory_amount import MemoryAmount
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free after loading
 CUDA_CACHE_SHARE = 0.85
@@ -58,10 +59,16 @@ class Owner(Protocol):
 
 class Device:
     """One device, with all that is loaded on it. The thread that loads models adds and removes
-    their owners; any thread may read."""
+    their owners; any thread may read. `memory`: the budget of its models.
 
-    def __init__(self, torch_device: torch.device) -> None:
+    Raises JobError("invalid_request") for more than there is."""
+
+    def __init__(self, torch_device: torch.device, memory: MemoryAmount | None = None) -> None:
         self.torch = torch_device
+        # Bytes that all models together may take; None: what is free.
+        self.budget: int | None = None
+        if memory is not None:
+            self.budget = memory.of(total_bytes(torch_device), str(torch_device))
         self._owners: tuple[Owner, ...] = ()  # replaced, never changed
 
     @property
@@ -76,8 +83,11 @@ class Device:
         self._owners = tuple(one for one in self._owners if one is not owner)
 
     def free_bytes(self) -> int:
-        """Free memory now."""
-        return free_bytes(self.torch)
+        """Free memory now, within the budget."""
+        free = free_bytes(self.torch)
+        if self.budget is None:
+            return free
+        return max(0, min(free, self.budget - sum(one.weights + one.cache for one in self.held)))
 
     def cache_room(self, weights: int = 0) -> int:
         """Bytes that the caches of one more model may take beside its weights, if `weights` bytes
@@ -139,6 +149,18 @@ def device_name(device: torch.device) -> str:
     except OSError:
         pass
     return "CPU"
+
+
+def total_bytes(device: torch.device) -> int:
+    """The memory of the device, within the memory limit of the container."""
+    if device.type == "cuda":
+        total: int = torch.cuda.mem_get_info(device)[1]
+        return total
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(total, int((CGROUP / "memory.max").read_text()))
+    except (OSError, ValueError):  # "max": no limit
+        return total
 
 
 def free_bytes(device: torch.device) -> int:

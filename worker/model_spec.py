@@ -15,6 +15,7 @@ class ModelSpec:
     """
 
     reference: str  # a folder, a GGUF file, a repository id or `demo`
+    aliases: tuple[str, ...] = ()  # further names that requests may use
     dtype: str = "auto"
     quantize: str | None = None
     keep_quantised: bool = False

@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +48,7 @@ from worker.queue.served import Served
 from worker.queue.stages import Stages
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
+from worker.residency.budget import share_out, size
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +99,9 @@ def serve(
             part_seconds=part_seconds,
             plan_seconds=PLAN_LEASES * lease_seconds,
         )
-        served = Served(models)
+        served = Served()
+        for model, spec in zip(models, specs, strict=True):
+            served.add(model, spec.aliases)
         store = JobStore(client, served, name, worker_key(name))
         presence = Presence(client, store.queues, name, lease_seconds)
         workers = Workers(redis_url, name, store.queues, patience)
@@ -156,20 +160,19 @@ def serve(
 
 
 def _load(backend: Backend, specs: Sequence[ModelSpec]) -> list[ModelInfo]:
-    """Load the models in order. Raises JobError if one cannot be loaded, or if two have the same
-    name, since queues are named after models."""
+    """Load the models in order, under a budget with a share for each. Raises JobError if one cannot
+    be loaded, if they do not fit into the budget, or if two have the same name, since queues are
+    named after models."""
     references = [spec.reference for spec in specs]
     twice = next((one for one in references if references.count(one) > 1), None)
     if twice is not None:
         raise invalid(f"model '{twice}' is given twice: name each model once", "model")
     loaded: list[ModelInfo] = []
-    for spec in specs:
+    named: list[tuple[str, ModelSpec]] = []
+    for spec in _with_shares(backend, specs):
         info = backend.load(spec)
-        if info.name in (other.name for other in loaded):
-            raise invalid(
-                f"two models are called '{info.name}': they would share a queue; rename one folder",
-                "model",
-            )
+        named.append((info.name, spec))
+        _check_names(named)
         logger.info(
             "loaded %s: %s, %.1f M parameters, %s on %s (%s), context %d",
             info.name,
@@ -182,3 +185,44 @@ def _load(backend: Backend, specs: Sequence[ModelSpec]) -> list[ModelInfo]:
         )
         loaded.append(info)
     return loaded
+
+
+def _with_shares(backend: Backend, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
+    """The models with the sizes of their caches, if there is a budget. Raises JobError."""
+    budget = backend.memory().budget
+    if budget is None:
+        return list(specs)
+    footprints = [backend.footprint(spec) for spec in specs]
+    names = [one.name for one in footprints]
+    named = list(zip(names, specs, strict=True))
+    for count in range(1, len(named) + 1):
+        _check_names(named[:count])
+    caches = dict(zip(names, (spec.cache_bytes for spec in specs), strict=True))
+    shares = share_out(footprints, budget, pinned=names, caches=caches)
+    for name in names:
+        logger.info("%s has %s of the budget of %s", name, shares[name], size(budget))
+    return [
+        replace(spec, cache_bytes=shares[name].cache)
+        for name, spec in zip(names, specs, strict=True)
+    ]
+
+
+def _check_names(named: Sequence[tuple[str, ModelSpec]]) -> None:
+    """Raise JobError if the last model has a name of one of the others."""
+    *others, (name, spec) = named
+    for other_name, other in others:
+        if name == other_name:
+            raise invalid(
+                f"two models are called '{name}': they would share a queue; rename one folder",
+                "model",
+            )
+        for one, own, names in (
+            (spec, spec.aliases, {other_name, other.reference, *other.aliases}),
+            (other, other.aliases, {name, spec.reference}),
+        ):
+            if shared := names.intersection(own):
+                raise invalid(
+                    f"alias '{min(shared)}' of {one.reference} is also a name of "
+                    f"{(other if one is spec else spec).reference}: each name is for one model",
+                    "aliases",
+                )

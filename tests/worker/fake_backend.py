@@ -39,7 +39,7 @@ from jobs.errors import JobError
 from jobs.operations import Operation
 from jobs.stream.delta import Delta
 from tests.worker.panics import panic
-from worker.backend import Health, MemoryUse, ModelInfo, Outcome, Progress, Sink
+from worker.backend import Footprint, Health, MemoryUse, ModelInfo, Outcome, Progress, Sink
 from worker.model_spec import ModelSpec
 
 
@@ -177,7 +177,8 @@ class FakeHandle:
 class FakeBackend:
     """Loads any model. `delay`: seconds per step; `hangs`: its thread blocks after the first word
     of any request; `sick`: `submit` cannot fork; `broken`: its device fails each request before
-    the first word; `load_until`: loads end when this file exists."""
+    the first word; `load_until`: loads end when this file exists; `budget`: bytes of its models,
+    each of which takes 100, and 10 or 20 for its cache."""
 
     def __init__(
         self,
@@ -187,7 +188,10 @@ class FakeBackend:
         sick: bool = False,
         broken: bool = False,
         load_until: str = "",
+        budget: int | None = None,
     ) -> None:
+        self._budget = budget
+        self.loaded: list[ModelSpec] = []
         self.max_batch, self._delay, self._hangs = max_batch, delay, hangs
         self.sick, self.broken, self._load_until = sick, broken, load_until
         self.peak = 0  # maximum number of concurrent sequences
@@ -210,9 +214,14 @@ class FakeBackend:
         return Health(alive, self._steps, running, waiting, self._tokens, error)
 
     def memory(self) -> MemoryUse:
-        return MemoryUse("cpu", weights=1, cache=0, cache_limit=0, free=1)
+        return MemoryUse("cpu", weights=1, cache=0, cache_limit=0, free=1, budget=self._budget)
+
+    def footprint(self, spec: ModelSpec) -> Footprint:
+        name = spec.reference.rpartition("/")[2]
+        return Footprint(name, spec.reference, 90, 10, least_cache=10, most_cache=20)
 
     def load(self, spec: ModelSpec) -> ModelInfo:
+        self.loaded.append(spec)
         reference = spec.reference
         while self._load_until and not Path(self._load_until).exists():
             time.sleep(0.01)

@@ -11,8 +11,12 @@ import redis
 
 from jobs import JobError
 from jobs.embedded import EmbeddedRedis
-from tests.worker.site import Site, WorkerProcess
+from tests.worker.fake_backend import FakeBackend
+from tests.worker.site import QUICK, Site, WorkerProcess
 from worker import tasks
+from worker.backend import Footprint
+from worker.model_spec import ModelSpec
+from worker.service import serve
 
 
 def test_two_models_with_the_same_name_are_refused(site: Site) -> None:
@@ -20,6 +24,53 @@ def test_two_models_with_the_same_name_are_refused(site: Site) -> None:
         site.burst(models=["one/x", "other/x"])
     with pytest.raises(JobError, match="model 'fake' is given twice"):
         site.burst(models=["fake", "other", "fake"])
+
+
+def test_models_under_a_budget_are_loaded_with_shares_of_it(site: Site) -> None:
+    backend = FakeBackend(budget=240)
+    specs = [ModelSpec(reference="one"), ModelSpec(reference="two", cache_bytes=12)]
+    serve(backend, specs, redis_url=site.url, results=site.folder, burst=True, **QUICK)
+    assert [spec.cache_bytes for spec in backend.loaded] == [10 + (240 - 222) // 2, 12]
+
+
+def test_models_that_do_not_fit_into_the_budget_are_refused_with_the_sum(site: Site) -> None:
+    backend = FakeBackend(budget=2**20)
+    backend.footprint = lambda spec: Footprint(  # type: ignore[method-assign]
+        spec.reference, spec.reference, 2**19, 2**18, least_cache=0, most_cache=0
+    )
+    specs = [ModelSpec(reference=name) for name in ("one", "two")]
+    with pytest.raises(JobError) as failure:
+        serve(backend, specs, redis_url=site.url, results=site.folder, burst=True, **QUICK)
+    assert failure.value.message.splitlines() == [
+        "the models that stay in memory do not fit into --memory 1024 KiB:",
+        "  one: 768 KiB (weights 512 KiB, activations 256 KiB, cache 0 KiB)",
+        "  two: 768 KiB (weights 512 KiB, activations 256 KiB, cache 0 KiB)",
+        "  together 1536 KiB: give more memory, or fewer models",
+    ]
+    assert backend.loaded == []
+
+
+@pytest.mark.parametrize(
+    ("aliases", "message"),
+    [
+        ({"a": ("b",)}, "alias 'b' of a is also a name of b"),
+        ({"b": ("a",)}, "alias 'a' of b is also a name of a"),
+        ({"a": ("x",), "b": ("x",)}, "alias 'x' of b is also a name of a"),
+    ],
+)
+def test_an_alias_that_is_a_name_of_another_model_is_refused(
+    site: Site, aliases: dict[str, tuple[str, ...]], message: str
+) -> None:
+    specs = [ModelSpec(reference=name, aliases=aliases.get(name, ())) for name in ("a", "b")]
+    with pytest.raises(JobError, match=message):
+        serve(FakeBackend(), specs, redis_url=site.url, results=None, burst=True, **QUICK)
+
+
+def test_jobs_may_name_a_model_by_its_alias(site: Site) -> None:
+    job = site.submit(model="gpt")
+    spec = ModelSpec(reference="fake", aliases=("gpt", "other"))
+    serve(FakeBackend(), [spec], redis_url=site.url, results=None, burst=True, **QUICK)
+    assert job.result().model == "gpt"
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_worker(site: Site) -> None:

@@ -6,6 +6,7 @@ torch, redis and pyarrow are imported inside the command, so that `--help` stays
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
@@ -14,6 +15,7 @@ import click
 from jobs.cli.options import Seconds, check_server, is_embedded, quiet_option, results_option
 from jobs.cli.output import echo, log_to_stderr
 from jobs.cli.stderr import keep_writing
+from jobs.errors import JobError
 from worker.cli.options import (
     MOST_DRAFT_TOKENS,
     TOOL_PARSERS,
@@ -29,7 +31,17 @@ from worker.cli.options import (
     template_option,
 )
 from worker.cli.private_redis import private_redis, private_redis_hint
+from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
+
+
+def _check_memory(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> MemoryAmount | None:
+    try:
+        return None if value is None else MemoryAmount.parse(value)
+    except JobError as error:
+        raise click.BadParameter(error.message) from None
 
 
 @click.command()
@@ -38,9 +50,17 @@ from worker.model_spec import ModelSpec
     "--model",
     "models",
     multiple=True,
-    required=True,
     metavar="M",
-    help="Model to load and serve: 'demo', a folder, a GGUF file or a repository id; repeatable.",
+    help="Model to load and serve: 'demo', a folder, a GGUF file or a repository id; repeatable. "
+    "Required without --config.",
+)
+@click.option(
+    "--config",
+    envvar="CHATJOBS_CONFIG",
+    show_envvar=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="TOML file with the models and an option set for each; other options are their defaults.",
 )
 @redis_option
 @results_option
@@ -50,6 +70,15 @@ from worker.model_spec import ModelSpec
     help="Write no results: leave the rows to the other workers on this Redis.",
 )
 @device_option
+@click.option(
+    "--memory",
+    envvar="CHATJOBS_MEMORY",
+    show_envvar=True,
+    callback=_check_memory,
+    metavar="AMOUNT",
+    help="Memory that all models together may take, with their caches: a percentage of the device "
+    "or of the container's limit, or a size such as 12GiB. [default: what is free]",
+)
 @dtype_option
 @quantize_option
 @keep_option
@@ -147,10 +176,12 @@ from worker.model_spec import ModelSpec
 @quiet_option
 def work(
     models: tuple[str, ...],
+    config: Path | None,
     redis_url: str,
     results: str,
     no_record: bool,
     device: str,
+    memory: MemoryAmount | None,
     dtype: str,
     quantize: str | None,
     keep_quantised: bool,
@@ -178,50 +209,57 @@ def work(
     seconds, then they are requeued, and rows have 3 more seconds to be written. A second signal
     stops the worker at once. No job and no row is lost.
     """
-    if chat_template is not None and len(models) > 1:
-        raise click.UsageError(
-            f"--chat-template is for one model, and --model names {len(models)}: start a worker "
-            "for each"
-        )
-    if draft not in (None, "ngram") and len(models) > 1:
-        raise click.UsageError(
-            f"--draft {draft} is for one model, and --model names {len(models)}: start a worker "
-            "for each, or use --draft ngram"
-        )
-    if draft is None and draft_tokens is not None:
+    if not models and config is None:
+        raise click.MissingParameter(param_hint="'-m' / '--model'", param_type="option")
+    for option, given in (
+        ("--chat-template", chat_template),
+        (f"--draft {draft}", draft not in (None, "ngram")),
+        ("--prompt-cache", prompt_caches),
+    ):
+        if given and (len(models) > 1 or config is not None):
+            instead = ", or use --draft ngram" if option.startswith("--draft") else ""
+            raise click.UsageError(
+                f"{option} is for one model: start a worker for each, or give each its own in the "
+                f"file of --config{instead}"
+            )
+    if draft is None and draft_tokens is not None and config is None:
         raise click.UsageError("--draft-tokens needs --draft: a model, or ngram")
     if state_dir is None and _is_given("state_bytes"):
         raise click.UsageError("--state-bytes needs --state-dir: it limits the files there")
-    if prompt_caches and len(models) > 1:
-        raise click.UsageError(
-            f"--prompt-cache is for one model, and --model names {len(models)}: start a worker for "
-            "each"
-        )
     for option, given in (("--prompt-cache", prompt_caches), ("--state-dir", state_dir)):
         if given and prefix_cache == "off":
             raise click.UsageError(f"{option} needs --prefix-cache on: it feeds that cache")
-    specs = [
-        ModelSpec(
-            reference=reference,
-            dtype=dtype,
-            quantize=quantize,
-            keep_quantised=keep_quantised,
-            context=context,
-            max_batch=max_batch,
-            prefix_cache=prefix_cache == "on",
-            draft=draft,
-            draft_tokens=draft_tokens,
-            download_dir=download_dir,
-            chat_template=chat_template,
-            add_bos=add_bos,
-            tool_parser=tool_parser,
-            prompt_caches=prompt_caches,
-        )
-        for reference in models
-    ]
+    options = ModelSpec(
+        reference="",
+        dtype=dtype,
+        quantize=quantize,
+        keep_quantised=keep_quantised,
+        context=context,
+        max_batch=max_batch,
+        prefix_cache=prefix_cache == "on",
+        draft=draft,
+        draft_tokens=draft_tokens,
+        download_dir=download_dir,
+        chat_template=chat_template,
+        add_bos=add_bos,
+        tool_parser=tool_parser,
+        prompt_caches=prompt_caches,
+    )
+    specs = [replace(options, reference=reference) for reference in models]
+    if config is not None:
+        from worker.cli.worker_config import read_config
+
+        try:
+            found = read_config(config)
+            specs += [entry.spec(options, config.parent) for entry in found.models]
+        except JobError as error:
+            raise refusal(error) from None
+        if found.device is not None and not _is_given("device"):
+            device = found.device
+        if found.memory is not None and not _is_given("memory"):
+            memory = MemoryAmount.parse(found.memory)
     keep_writing()
     need_torch()
-    from jobs import JobError
     from jobs.store.connection.connect import URL_VARIABLE
     from worker.host.engine_host import EngineHost
     from worker.service import serve
@@ -242,6 +280,7 @@ def work(
         try:
             backend = EngineHost(
                 device=device,
+                memory=memory,
                 interactive_slots=interactive_slots,
                 preempt=preempt,
                 state_dir=state_dir,

@@ -14,12 +14,14 @@ from pathlib import Path
 from jobs.errors import JobError
 from jobs.operations import Operation, Request
 from jobs.sizes import counted
-from worker.backend import Health, MemoryUse, ModelInfo, Sink
+from worker.backend import Footprint, Health, MemoryUse, ModelInfo, Sink
 from worker.device import Device, choose_device
 from worker.engine.engine import EngineCore
+from worker.engine.footprint import footprint
 from worker.engine.prompt_caches import keep_sessions, pin_prompt_cache, read_prompt_cache
 from worker.engine.runner import Sample
 from worker.host.preparer import Preparation, Preparer
+from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
 from worker.processes.pages import trim_heap
 from worker.processes.tuning import freeze_gc_heap, tune, unfreeze_gc_heap
@@ -35,9 +37,9 @@ Command = tuple[Callable[[], ModelInfo], Future[ModelInfo]]
 
 
 class EngineHost:
-    """Implements `worker.backend.Backend`. `interactive_slots`, `preempt`: see `Slots`, of each
-    model. `state_dir`: folder for the state of sessions, at most `state_bytes`. `draw`: see
-    `ModelRunner`.
+    """Implements `worker.backend.Backend`. `memory`: that all models together may take; None: what
+    is free when each is loaded. `interactive_slots`, `preempt`: see `Slots`, of each model.
+    `state_dir`: folder for the state of sessions, at most `state_bytes`. `draw`: see `ModelRunner`.
 
     The engine thread alone loads and steps; the preparer's thread renders and tokenizes.
     Other threads submit requests, send commands and read counters.
@@ -47,14 +49,18 @@ class EngineHost:
         self,
         *,
         device: str = "auto",
+        memory: MemoryAmount | None = None,
         interactive_slots: int | None = None,
         preempt: bool = True,
         state_dir: Path | None = None,
         state_bytes: int = STATE_BYTES,
         draw: Sample = sample,
     ) -> None:
-        self.device = Device(choose_device(device))
-        self._engines: dict[str, EngineCore] = {}  # replaced, never changed: any thread may read
+        self.device = Device(choose_device(device), memory)
+        # By their own names, and by all that requests may use. Both are replaced, never changed:
+        # any thread may read them.
+        self._engines: dict[str, EngineCore] = {}
+        self._by_name: dict[str, EngineCore] = {}
         self._work = threading.Event()
         self._load_engine = partial(
             EngineCore.load,
@@ -63,6 +69,9 @@ class EngineHost:
             preempt=preempt,
             on_work=self._work.set,
             draw=draw,
+        )
+        self._footprint = partial(
+            footprint, device=self.device, interactive_slots=interactive_slots, preempt=preempt
         )
         self._state_dir, self._state_bytes = state_dir, state_bytes
         self._commands: deque[Command] = deque()
@@ -98,7 +107,11 @@ class EngineHost:
             cache=sum(one.cache for one in held),
             cache_limit=sum(one.cache_limit for one in held),
             free=self.device.free_bytes(),
+            budget=self.device.budget,
         )
+
+    def footprint(self, spec: ModelSpec) -> Footprint:
+        return self._footprint(spec)
 
     def load(self, spec: ModelSpec) -> ModelInfo:
         # OpenMP starts a team of threads for each thread that computes. Two teams would share the
@@ -118,7 +131,7 @@ class EngineHost:
         self._thread.join()
         self._preparer.close()
         unfreeze_gc_heap()
-        engines, self._engines = self._engines, {}
+        engines, self._engines, self._by_name = self._engines, {}, {}
         for engine in engines.values():
             self.device.remove(engine)
             engine.close()
@@ -131,13 +144,9 @@ class EngineHost:
         }
 
     def _engine(self, name: str) -> EngineCore:
-        engines = self._engines
-        engine = engines.get(name)
+        engine = self._by_name.get(name)
         if engine is None:
-            by_reference = (one for one in engines.values() if one.info.reference == name)
-            engine = next(by_reference, None)
-        if engine is None:
-            loaded = ", ".join(sorted(engines)) or "none"
+            loaded = ", ".join(sorted(self._engines)) or "none"
             raise JobError(
                 "model_not_found", f"model '{name}' is not loaded; loaded: {loaded}", "model"
             )
@@ -170,6 +179,8 @@ class EngineHost:
             self._loading = False
         self.device.add(engine)
         self._engines = {**self._engines, engine.info.name: engine}
+        names = (*spec.aliases, spec.reference, engine.info.name)
+        self._by_name = {**self._by_name, **dict.fromkeys(names, engine)}
         freeze_gc_heap()
         return engine.info
 

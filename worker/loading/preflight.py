@@ -22,6 +22,7 @@ from worker.checkpoint.headers import Headers, TensorHeader
 from worker.checkpoint.quantization import DEQUANTISED
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import Device, choose_dtype
+from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import WindowKVCache
 from worker.layers.weights import storage
 from worker.layers.weights.compression import Compression, compression_of
@@ -65,7 +66,10 @@ class Preflight:
     device: torch.device
     context_length: int  # positions that the config gives, with their stretch
     longest: int  # tokens of one sequence whose cache fits beside the weights
-    free_bytes: int  # of the device, now
+    free_bytes: int  # of the device, now, within its budget
+    caches: Sequence[LayerCache]  # of one layer each, without storage
+    widths: tuple[int, int, int]  # hidden states, widest projection, vocabulary
+    budget: int | None = None  # of the device
 
     @property
     def dtype_name(self) -> str:
@@ -86,10 +90,11 @@ class Preflight:
         extra = sum(one.extra_bytes for one in self.products)
         kept = (self.weight_bytes - extra) / 2**30
         instead = f"--keep-quantised (slow, needs {kept:.1f} GiB), " if extra else ""
+        within = "" if self.budget is None else f" of --memory {self.budget / 2**30:.1f} GiB"
         return (
             f"{self.model.source.reference} needs {need:.1f} GiB for its weights in "
-            f"{self.formats} and {self.device} has {free:.1f} GiB free: use {instead}a smaller "
-            "model, another dtype or another device"
+            f"{self.formats} and {self.device} has {free:.1f} GiB free{within}: use {instead}a "
+            "smaller model, another dtype or another device"
         )
 
     @property
@@ -191,7 +196,17 @@ def _preflight(
             key=lambda tokens: sum(cache.bytes_for(1, tokens) for cache in caches),
         ),
         free_bytes=free,
+        caches=caches,
+        widths=_widths(slots),
+        budget=device.budget,
     )
+
+
+def _widths(slots: Mapping[str, WeightSlot]) -> tuple[int, int, int]:
+    vocab, hidden = slots[weights.EMBEDDING].shape
+    lookups = (weights.EMBEDDING, weights.HEAD)
+    matrices = [one.shape for name, one in slots.items() if name not in lookups]
+    return hidden, max((shape[-2] for shape in matrices if len(shape) > 1), default=hidden), vocab
 
 
 def _products(

@@ -10,8 +10,9 @@ from worker.backend import ModelInfo
 
 
 class Served(Mapping[str, ModelInfo]):
-    """Owns the set of models, by each name that has queues: the model's own name, and the reference
-    that it was loaded by. Whoever needs the models asks it each time, and keeps no copy.
+    """Owns the set of models, by each name that has queues: the model's own name, the reference
+    that it was loaded by, and its aliases. Whoever needs the models asks it each time, and keeps no
+    copy.
 
     The loop's thread changes the set; any thread may read it.
     """
@@ -19,29 +20,30 @@ class Served(Mapping[str, ModelInfo]):
     def __init__(self, models: Iterable[ModelInfo] = ()) -> None:
         # The rows of jobs that still run when their model is removed need its provenance.
         self.provenance: dict[str, dict[str, Any]] = {}
-        self._models: tuple[ModelInfo, ...] = ()
+        self._models: dict[str, tuple[ModelInfo, tuple[str, ...]]] = {}  # with further names
         self._by_name: dict[str, ModelInfo] = {}  # replaced, never changed
         for model in models:
             self.add(model)
 
-    def add(self, model: ModelInfo) -> None:
-        """Serve a model that the backend has loaded."""
-        self._set((*self._models, model))
-        self.provenance |= dict.fromkeys((model.reference, model.name), asdict(model))
+    def add(self, model: ModelInfo, aliases: Iterable[str] = ()) -> None:
+        """Serve a model that the backend has loaded. `aliases`: further names."""
+        others = (model.reference, *aliases)
+        self._set({**self._models, model.name: (model, others)})
+        self.provenance |= dict.fromkeys((*others, model.name), asdict(model))
 
     def remove(self, name: str) -> None:
         """Claim no more jobs for the model of this name."""
-        self._set(tuple(model for model in self._models if model.name != name))
+        self._set({one: kept for one, kept in self._models.items() if one != name})
 
     @property
     def model_names(self) -> dict[str, str]:
         """The own name of each model, by each name that has queues."""
         return {name: model.name for name, model in self._by_name.items()}
 
-    def _set(self, models: tuple[ModelInfo, ...]) -> None:
+    def _set(self, models: dict[str, tuple[ModelInfo, tuple[str, ...]]]) -> None:
         self._models = models
-        by_reference = {model.reference: model for model in models}
-        self._by_name = by_reference | {model.name: model for model in models}
+        by_others = {name: model for model, others in models.values() for name in others}
+        self._by_name = by_others | {name: model for name, (model, _) in models.items()}
 
     def __getitem__(self, name: str) -> ModelInfo:
         return self._by_name[name]
