@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,16 @@ from jobs.store.wake_lists import WakeLists
 from jobs.store.workers import Workers, worker_key
 from worker.backend import Backend, ModelInfo
 from worker.model_spec import ModelSpec
+from worker.monitoring.monitor import Monitor
+from worker.monitoring.readiness import LoadFigures, Readiness
+from worker.monitoring.sources import Sources
 from worker.queue.admission import Admission
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.attempts import Attempts
 from worker.queue.circuit_breaker import CircuitBreaker
 from worker.queue.claim_commands import ClaimCommands
 from worker.queue.claimer import Claimer
+from worker.queue.job_figures import JobFigures
 from worker.queue.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper
 from worker.queue.loading import Loading
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
@@ -69,16 +73,20 @@ def serve(
     lease_seconds: float = LEASE_SECONDS,
     hang_seconds: float = HANG_SECONDS,
     part_seconds: float = PART_SECONDS,
+    http: tuple[str, int] | None = None,
 ) -> None:
     """Serve the models' queues until SIGTERM or SIGINT; with `burst`, until no job is queued or
     started by any worker.
 
     results: folder of the rows; None leaves them to other workers. grace: seconds that running
     jobs get after the first signal. A worker that does not renew its lease for lease_seconds loses
-    its jobs to others. Runs on the main thread. Raises JobError.
+    its jobs to others. http: host and port of probes and metrics. Runs on the main thread. Raises
+    JobError.
     """
     client = connect(redis_url)
+    monitor = Monitor(http, redis_url)
     try:
+        monitor.start()
         check_server(client)
         check_eviction(client)
         check_rights(client)
@@ -108,10 +116,10 @@ def serve(
         settlements = SettlementBuilder(name, socket.gethostname(), served.provenance)
         publisher = Publisher(StreamWriter(client))
         watchdog = Watchdog(backend, hang_seconds)
-        breaker = CircuitBreaker()
+        breaker, figures = CircuitBreaker(), JobFigures()
         own_connection = Workers(redis_url, name, store.queues, patience)
         keeper = LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds)
-        attempts = Attempts(backend, served, store, publisher, settlements, breaker)
+        attempts = Attempts(backend, served, store, publisher, settlements, breaker, figures)
         admission = Admission(presence, store, lease_seconds)
         claimer = Claimer(
             backend,
@@ -126,6 +134,11 @@ def serve(
             lease_seconds=lease_seconds,
             burst=burst,
         )
+        loads = partial(LoadFigures, loads=len(models))
+
+        def recording() -> Mapping[str, str] | None:
+            return recorder.state if recorder else None
+
         loop = WorkerLoop(
             store,
             attempts,
@@ -134,7 +147,7 @@ def serve(
             Reaper(store, workers, settlements, lease_seconds),
             Control(client, presence.control_channel),
             OperatorCommands(Answers(client), ClaimCommands(admission, attempts).handlers),
-            Metrics(backend, served, lambda: recorder.state if recorder else None),
+            Metrics(backend, served, recording),
             watchdog,
             Stages(client, store.queues),
             lease_seconds=lease_seconds,
@@ -144,6 +157,18 @@ def serve(
         with StopSignals(loop, "its jobs go to other workers when its lease expires"):
             if recorder:
                 recorder.start()
+            monitor.show(
+                Sources(
+                    worker=name,
+                    backend=backend,
+                    served=served,
+                    jobs=figures,
+                    running=lambda: len(attempts),
+                    readiness=Readiness(loop, claimer, watchdog, recording, loads),
+                    recording=recording,
+                    loads=loads,
+                )
+            )
             logger.info("worker %s serves %s", name, ", ".join(model.name for model in models))
             try:
                 loop.run()
@@ -155,6 +180,7 @@ def serve(
     except redis.RedisError as error:
         raise redis_failure(client, error) from None
     finally:
+        monitor.close()
         backend.close()
         client.close()
 

@@ -69,6 +69,7 @@ def main() -> int:
     arm(options.pop("fault", ""))
     signals.ABORT_SECONDS = options.pop("abort_seconds", signals.ABORT_SECONDS)
     options["results"] = options["results"] and Path(options["results"])
+    options["http"] = options.get("http") and tuple(options["http"])
     try:
         serve(backend, specs, **options)
     except JobError as error:

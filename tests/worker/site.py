@@ -26,7 +26,7 @@ from worker.model_spec import ModelSpec
 from worker.service import serve
 
 ROOT = Path(__file__).parents[2]
-QUICK = {"lease_seconds": 1.0, "part_seconds": 0.2}
+QUICK: dict[str, Any] = {"lease_seconds": 1.0, "part_seconds": 0.2}
 
 
 def _bit(number: signal.Signals) -> int:

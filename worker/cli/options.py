@@ -6,7 +6,7 @@ import gc
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,29 @@ if TYPE_CHECKING:
     from jobs import JobError
 
 DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]*))?")
+
+
+class Address(click.ParamType[tuple[str, int]]):
+    """Where to listen: [HOST:]PORT, with an IPv6 address in brackets."""
+
+    name = "address"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        host, _, port = value.rpartition(":")
+        bare = host.removeprefix("[").removesuffix("]")
+        brackets = host == f"[{bare}]" if ":" in host else host == bare
+        if not (brackets and re.fullmatch("[0-9]{1,5}", port) and int(port) < 2**16):
+            self.fail(
+                f"{value!r} is not an address: a port up to 65535, such as 9100, or a host and a "
+                "port, such as 0.0.0.0:9100 or [::]:9100",
+                param,
+                ctx,
+            )
+        return bare or "127.0.0.1", int(port)
 
 
 def _check_device(ctx: click.Context, param: click.Parameter, value: str) -> str:

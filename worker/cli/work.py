@@ -19,6 +19,7 @@ from jobs.errors import JobError
 from worker.cli.options import (
     MOST_DRAFT_TOKENS,
     TOOL_PARSERS,
+    Address,
     bos_option,
     device_option,
     download_option,
@@ -173,6 +174,13 @@ def _check_memory(
     help="Maximum size of the files in --state-dir; the least recently used are deleted.",
 )
 @click.option("--burst", is_flag=True, help="Exit when the queues are empty.")
+@click.option(
+    "--http",
+    type=Address(),
+    metavar="[HOST:]PORT",
+    help="Answer probes and Prometheus there: /healthz, /readyz, /metrics. HOST is 127.0.0.1 if it "
+    "is not given.",
+)
 @quiet_option
 def work(
     models: tuple[str, ...],
@@ -201,6 +209,7 @@ def work(
     state_bytes: int,
     grace: float,
     burst: bool,
+    http: tuple[str, int] | None,
     quiet: bool,
 ) -> None:
     """Load models and serve their queues until stopped.
@@ -289,7 +298,15 @@ def work(
             if not quiet:
                 echo(f"device: {backend.device.torch}", err=True)
             folder = None if no_record else Path(results)
-            serve(backend, specs, redis_url=url, results=folder, grace=grace, burst=burst)
+            serve(
+                backend,
+                specs,
+                redis_url=url,
+                results=folder,
+                grace=grace,
+                burst=burst,
+                http=http,
+            )
         except JobError as error:
             raise refusal(error) from None
 

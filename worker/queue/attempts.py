@@ -23,6 +23,7 @@ from worker.backend import Assembly, Backend, MachineError, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, make_attempt
 from worker.queue.attempt_sink import AttemptSink, Event, Pending, Woken
 from worker.queue.circuit_breaker import CircuitBreaker
+from worker.queue.job_figures import JobFigures
 from worker.queue.publisher import Publisher
 from worker.queue.retry import retry_of
 
@@ -52,8 +53,9 @@ class Attempts:
         publisher: Publisher,
         settlements: SettlementBuilder,
         breaker: CircuitBreaker,
+        figures: JobFigures,
     ) -> None:
-        self._breaker = breaker
+        self._breaker, self._figures = breaker, figures
         self._backend, self._models = backend, models
         self._store, self._publisher, self._settlements = store, publisher, settlements
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -112,6 +114,7 @@ class Attempts:
     def drop(self, attempt: Attempt) -> None:
         """Stop and forget an attempt whose lease is lost."""
         attempt.stop(JobError("cancelled", "the lease was lost"))
+        self._figures.lost_leases += 1
         self._forget(attempt)
 
     def wake(self) -> None:
@@ -153,12 +156,16 @@ class Attempts:
             if self._requeue(attempt):
                 self._forget(attempt)
         settlements = [self._settlement(attempt) for attempt in self._ended] + self._refused
+        outcomes = [attempt.outcome for attempt in self._ended] + [None] * len(self._refused)
         held = self._settle_one_by_one(settlements) if self._failed else self._send(settlements)
         kept: dict[Lease, redis.RedisError] = {}
-        for settlement, was_held in zip(settlements, held, strict=True):
+        for settlement, outcome, was_held in zip(settlements, outcomes, held, strict=True):
             if isinstance(was_held, redis.RedisError):
                 kept[settlement.lease] = was_held
-            elif not was_held:
+            elif was_held:
+                self._figures.ended(self._model_of(settlement.lease), settlement, outcome)
+            else:
+                self._figures.lost_leases += 1
                 logger.warning("job %s was settled before, or taken over", settlement.lease.job)
         self._refused = [one for one in self._refused if one.lease in kept]
         self._breaker.settled()
@@ -224,10 +231,12 @@ class Attempts:
         leases, pause = self._store.leases, retry.pause
         failures = self._settlements.failures(claimed, error)
         if retry.allowed is None:
-            return leases.return_after_machine_error(attempt.lease, pause, failures)
-        front = claimed.terms.front
-        requeued = leases.retry(attempt.lease, retry.allowed, pause, failures, front=front)
+            requeued = leases.return_after_machine_error(attempt.lease, pause, failures)
+        else:
+            front = claimed.terms.front
+            requeued = leases.retry(attempt.lease, retry.allowed, pause, failures, front=front)
         if requeued:
+            self._figures.retried(self._model_of(attempt.lease), error)
             logger.info("retrying job %s in %.1f s after %s", attempt.lease.job, pause, error)
         return requeued
 
@@ -257,6 +266,11 @@ class Attempts:
         if claimed.fault is not None:  # of the job's form: its producer may not read its result
             logger.warning("job %s is refused: %s", claimed.lease.job, error.message)
         self._refused.append(self._settlements.for_error(claimed, error))
+
+    def _model_of(self, lease: Lease) -> str:
+        """The own name of the model of a job's queue, which is served or was so."""
+        name, _ = self._store.model_of(lease)
+        return self._models[name].name if name in self._models else name
 
     def _is_running(self, attempt: Attempt) -> bool:
         return self._running.get(attempt.lease.job) is attempt

@@ -69,9 +69,15 @@ class WorkerLoop:
         self._check_seconds = lease_seconds / CHECKS_PER_LEASE
         self._grace, self._on_idle = grace, on_idle
         self.aborted = False  # asked twice to stop
+        self.serves = False  # takes commands and claims jobs
         self.stop_at: float | None = None  # end of the grace period; monotonic, as all times here
         self._stop_logged = False
         self._next_check = 0.0
+
+    @property
+    def redis_fails(self) -> bool:
+        """True from an error of Redis on, until it replies again. Any thread may read."""
+        return self._outage.lasts
 
     def request_stop(self) -> None:
         """First call: claim no more jobs, give running ones the grace period. Second: end now."""
@@ -85,6 +91,7 @@ class WorkerLoop:
         """Serve until stopped. If the engine dies, returns all jobs and raises JobError."""
         self._membership.join()
         self._control.subscribe()
+        self.serves = True
         run, crashed = self._stages.run, True
         try:
             while not self._finished():
@@ -209,6 +216,7 @@ class WorkerLoop:
 
     def _shut_down(self, crashed: bool) -> None:
         """Return the jobs that have not ended and sign off. A crash counts against its jobs."""
+        self.serves = False
         self._log_stop()  # if the last round took longer than the grace period
         unfinished = len(self._attempts)
         for attempt in self._attempts:

@@ -23,6 +23,10 @@ class Watchdog:
         """The loop runs."""
         self._touched_at = time.monotonic()
 
+    def round_seconds(self, now: float) -> float:
+        """Seconds since the loop has begun its round, at the monotonic time `now`."""
+        return now - self._touched_at
+
     def hang(self, now: float) -> str | None:
         """Check at the monotonic time `now`. Returns a sentence that names what hangs, or None. An
         engine whose thread has ended does not hang."""

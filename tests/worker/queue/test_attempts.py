@@ -12,7 +12,7 @@ from worker.queue.attempts import Attempts
 
 def test_a_round_ends_although_events_come_all_the_time() -> None:
     unused: Any = None
-    attempts = Attempts(unused, unused, unused, unused, unused, unused)
+    attempts = Attempts(unused, unused, unused, unused, unused, unused, unused)
     attempt = cast(Any, SimpleNamespace(lease=SimpleNamespace(job="j")))
     taken: list[int] = []
 

@@ -1,0 +1,1 @@
+"""What an operator's tools ask a worker over HTTP: probes and metrics."""

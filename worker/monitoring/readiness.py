@@ -1,0 +1,59 @@
+"""Whether a worker claims jobs, as /readyz says it, and if not, why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from worker.queue.claimer import Claimer
+from worker.queue.loop import WorkerLoop
+from worker.queue.watchdog import Watchdog
+
+BLOCKED_SECONDS = 5.0  # a round of the loop that takes longer waits for Redis, or for a start
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """What has been loaded and evicted since the start. `blocked_seconds`: how long the load in
+    progress has taken, or has waited for room; 0 without one. `overdue`: a sentence about a load
+    that takes longer than it may; "" if there is none."""
+
+    loads: int = 0
+    evictions: int = 0
+    swaps: int = 0
+    blocked_seconds: float = 0.0
+    overdue: str = ""
+
+
+class Readiness:
+    """Read by the HTTP server's thread; waits for nothing. `recording`: the state of the worker's
+    recorder; None if it writes no rows."""
+
+    def __init__(
+        self,
+        loop: WorkerLoop,
+        claimer: Claimer,
+        watchdog: Watchdog,
+        recording: Callable[[], Mapping[str, str] | None],
+        loads: Callable[[], LoadFigures],
+    ) -> None:
+        self._loop, self._claimer, self._watchdog = loop, claimer, watchdog
+        self._recording, self._loads = recording, loads
+
+    @property
+    def obstacle(self) -> str:
+        """Why the worker claims no jobs, or should get none; "" if it claims them."""
+        if self._loop.stop_at is not None:
+            return "stopping: claims no more jobs"
+        if not self._loop.serves:
+            return "starting, or ending: claims no jobs"
+        if self._loop.redis_fails:
+            return "Redis fails"
+        if (seconds := self._watchdog.round_seconds(time.monotonic())) > BLOCKED_SECONDS:
+            return f"the loop has been waiting for {seconds:.0f} s: for Redis, or for a slow start"
+        if reason := self._claimer.sick or self._claimer.pause:
+            return f"claims no jobs: {reason}"
+        if fault := (self._recording() or {}).get("error"):
+            return f"can't write rows: {fault}"
+        return self._loads().overdue

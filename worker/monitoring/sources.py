@@ -1,0 +1,26 @@
+"""The owners of the figures that a worker shows over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from worker.backend import Backend
+from worker.monitoring.readiness import LoadFigures, Readiness
+from worker.queue.job_figures import JobFigures
+from worker.queue.served import Served
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Any thread may read them. `running`: number of jobs. `recording`: the state of the recorder;
+    None if the worker writes no rows."""
+
+    worker: str
+    backend: Backend
+    served: Served
+    jobs: JobFigures
+    running: Callable[[], int]
+    readiness: Readiness
+    recording: Callable[[], Mapping[str, str] | None]
+    loads: Callable[[], LoadFigures]
