@@ -83,6 +83,12 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty()
 
 
+def clear_terminal() -> None:
+    """Empty the terminal that stdout is; a pipe gets nothing."""
+    if is_terminal(sys.stdout):
+        _write("\x1b[H\x1b[2J", sys.stdout, nl=False)
+
+
 def show_log_lines() -> None:
     """Format the warnings of libraries, which logging writes to stderr if no handler is set."""
     if logging.lastResort is not None:

@@ -62,7 +62,8 @@ class LoadingPresence:
     ) -> None:
         self._report = client.register_script(REPORT)
         self._names = ReportKeys(keys.worker(name), worker_key(name))
-        process = {"name": name, "host": socket.gethostname(), "pid": os.getpid()}
+        process: dict[str, Any] = {"name": name, "host": socket.gethostname(), "pid": os.getpid()}
+        process |= {"lease_s": lease_seconds}
         self._args = ReportArgs(
             about=json.dumps({**process, **about}),
             milliseconds=int(METRICS_SECONDS * lease_seconds * 1000),
@@ -121,7 +122,8 @@ class Presence:
         the jobs that it runs."""
         self._follow_queues()
         about = {"name": self.name, "host": socket.gethostname(), "pid": os.getpid()}
-        about |= {"jobs": len(jobs), "clock_behind": round(self._clock.behind), **metrics}
+        about |= {"lease_s": self._lease_seconds, "jobs": len(jobs)}
+        about |= {"clock_behind": round(self._clock.behind), **metrics}
         current, now = jobs[0] if jobs else None, time.monotonic()
         tell_rq = current != self._told_rq or now >= self._tell_rq_at
         state = WorkerStatus.BUSY if jobs else WorkerStatus.IDLE

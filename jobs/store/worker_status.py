@@ -70,6 +70,22 @@ def published(redis: Redis) -> Published:
     return Published(running, loading, damaged)
 
 
+def add_heartbeats(redis: Redis, workers: Iterable[dict[str, Any]]) -> None:
+    """Add `heartbeat_s` to the status of each worker: seconds since it has renewed its lease, by
+    the clock of Redis; None if that is not known, as for workers of older versions."""
+    pipeline: Any = redis.pipeline(transaction=False)
+    pipeline.zrange(keys.WORKERS, 0, -1, withscores=True)
+    pipeline.time()
+    members, (seconds, microseconds) = pipeline.execute()
+    leases, now = dict(members), seconds + microseconds / 1e6
+    for worker in workers:
+        lease = leases.get(worker["name"].encode(errors="replace"))
+        length = worker.get("lease_s")
+        worker["heartbeat_s"] = None
+        if lease is not None and isinstance(length, int | float):
+            worker["heartbeat_s"] = round(max(0.0, now - lease / 1000 + length), 1)
+
+
 def read_published() -> Steps[Published]:
     """`published` as steps, without damage."""
     names = _worker_keys((yield from retry(command("zrange", keys.WORKERS, 0, -1))))

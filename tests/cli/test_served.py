@@ -153,7 +153,7 @@ def test_status_lists_workers_and_queues(run: Run, served: Served) -> None:
     run("chat", "-m", "demo", "--redis", served.url, "again and " * 2000)
     waiting = {"queued": 0, "deferred": 0, "scheduled": 0, "running": 0}
     queue = {"name": "chat:demo", "model": "demo", "func": CHAT.func}
-    facts = {**queue, **waiting, "failed": failed, "workers": 1}
+    facts = {**queue, **waiting, "failed": failed, "oldest_s": 0.0, "workers": 1}
 
     def shown() -> tuple[list[str], Any]:
         status = json.loads(run("status", "--json", "--redis", served.url).stdout)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from jobs import Client, keys
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, Show
+from tests.cli.test_output import OURS
 from tests.jobs.conftest import STATUS
 
 
@@ -113,3 +114,48 @@ def test_a_user_who_may_not_read_the_policy_sees_the_rest(
     shown = run("status", "--redis", url)
     admin.execute_command("ACL", "DELUSER", "reader")
     assert (shown.exit_code, "no workers" in shown.stdout) == (0, True), shown.stderr
+
+
+ABOUT: dict[str, Any] = {
+    **STATUS,
+    **{"name": "gpu1-4711-a1b2c3", "models": ["m"], "names": ["m"], "device": "cuda:0"},
+    **{"memory": {"weights": 2**30, "cache": 2**29}, "rss": 3 * 2**29, "lease_s": 12.0},
+}
+
+
+def test_it_shows_what_an_operator_looks_for_on_80_columns(
+    show: Show, client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model, job in (("m", "a"), ("unserved", "b")):
+        client.submit(
+            {"model": model, "messages": [{"role": "user", "content": "hi"}], "job": {"id": job}}
+        )
+    client.redis.hset("rq:job:a", "enqueued_at", "2026-01-01T00:00:00.000000Z")
+    client.redis.zadd("rq:failed:chat:m", {"c": 2e9})
+    client.redis.sadd(keys.OUTBOXES, "r")
+    client.redis.xadd(keys.outbox("r"), {"entry": "x"})
+    seconds, _ = client.redis.time()
+    client.redis.zadd(keys.WORKERS, {ABOUT["name"]: (seconds + 7) * 1000})
+    about = {**ABOUT, "results": {"path": "/r", "error": ""}}
+    client.redis.set(keys.worker(ABOUT["name"]), json.dumps(about))
+    looks: list[float] = []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("jobs.cli.status.time.sleep", pause)
+    watched = show("status", "--watch", "--interval", "7", "--redis", redis_url, terminal=True)
+    assert (watched.code, looks) == (130, [7.0, 7.0])
+    text = OURS.sub("", watched.out.split("\x1b[H\x1b[2J")[2])
+    assert max(map(len, text.splitlines())) <= 80
+    lines = [line.split() for line in text.splitlines()]
+    assert ["m", "cuda:0", "1,536", "MiB", "1,536", "MiB"] in [line[1:7] for line in lines]
+    assert any(line[-2:] in ([str(age), "s"] for age in range(4, 9)) for line in lines)  # heartbeat
+    (served,) = (line for line in lines if line[:1] == ["chat:m"])
+    (unserved,) = (line for line in lines if line[:1] == ["chat:unserved"])
+    assert served[-1] == "1" and served[-2] == "d" and int(served[-3]) > 100
+    assert unserved[-1] == "nobody"
+    assert "1 failed job: chatjobs jobs list --state failed" in text
+    assert "1 row waits in Redis, of run r, the first one for " in text

@@ -11,6 +11,7 @@ from jobs import keys
 from jobs.errors import JobError
 from jobs.operations import OPERATIONS
 from worker.backend import Backend, ModelInfo
+from worker.processes.resident import resident_bytes
 
 
 class Metrics:
@@ -50,6 +51,7 @@ class Metrics:
             "started_at": self._started_at,
             "device": memory.device,
             "memory": asdict(memory),
+            "rss": resident_bytes(),
             "paused": sick or pause,
             "healthy": not sick,
             "results": self._results(),

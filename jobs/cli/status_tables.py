@@ -1,0 +1,145 @@
+"""The text of `chatjobs status`: tables of workers and queues, and what waits for what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jobs.cli.output import echo
+from jobs.cli.table import number, print_table
+from jobs.cli.waiting import rows_wait
+from jobs.sizes import counted
+
+if TYPE_CHECKING:
+    from jobs.store.backlog import Unwritten
+    from jobs.store.worker_status import Published
+
+LONG_SECONDS = 60.0  # rows that wait longer are a warning; usually it is half of that
+
+_WORKER_NUMBERS = (
+    *("memory", "RSS", "running", "tokens/s", "prompt cached", "draft accepted", "heartbeat"),
+)
+_COUNTS = ("deferred", "scheduled", "queued", "running", "failed")
+_QUEUE_NUMBERS = (*_COUNTS, "oldest", "workers")
+
+
+def print_rows(rows: Unwritten, faults: Mapping[str, str], recorded: bool) -> None:
+    """Print which rows wait, and why. Usually they wait for more rows, to share a file."""
+    for name, why in faults.items():
+        echo(f"{name} can't write rows: {why}", err=True)
+    if not rows.count or faults:
+        return
+    if not recorded or rows.oldest > LONG_SECONDS:
+        start = "; no running worker writes rows: start one with --results DIR, or chatjobs record"
+        why = "" if recorded else start
+        echo(f"{rows_wait(rows)}{why}", err=True)
+    else:
+        echo(rows_wait(rows))
+
+
+def loads(worker: dict[str, Any]) -> str:
+    return f"worker {worker['name']} is loading {', '.join(worker['loading'])}"
+
+
+def print_tables(
+    workers: Sequence[dict[str, Any]],
+    loading: Sequence[dict[str, Any]],
+    queues: Sequence[dict[str, Any]],
+    published: Published,
+    host: str | None,
+) -> None:
+    from jobs.client.serving import nobody_takes
+
+    if workers:
+        print_table(
+            ("worker", "models", "device", *map(number, _WORKER_NUMBERS)),
+            [_cells(worker) for worker in workers],
+        )
+    elif not loading:
+        echo("no workers" if host is None else f"no workers on host {host}")
+    for worker in loading:
+        echo(loads(worker))
+    for worker in workers:
+        if worker["paused"]:
+            echo(f"worker {worker['name']} claims no jobs: {worker['paused']}", err=True)
+    if behind := max((worker.get("clock_behind", 0) for worker in workers), default=0):
+        echo(
+            f"the clock of Redis was set back: it is {behind} s behind the time that it had; keys "
+            "that expire are kept for so much longer",
+            err=True,
+        )
+    if queues:
+        echo()
+        print_table(
+            ("queue", *map(number, _QUEUE_NUMBERS)),
+            [
+                [queue["name"], *(queue[name] for name in _COUNTS), *_serving(queue)]
+                for queue in queues
+            ],
+        )
+        if failed := sum(queue["failed"] for queue in queues):
+            echo(f"{counted(failed, 'failed job')}: chatjobs jobs list --state failed")
+    else:
+        echo("no queues")
+    for clause in sorted(
+        {
+            nobody_takes(one["model"], one["func"], published)
+            for one in queues
+            if _waits(one) and not one["workers"]
+        }
+    ):
+        echo(f"{clause}: its jobs wait", err=True)
+
+
+def _cells(worker: dict[str, Any]) -> tuple[object, ...]:
+    """The row of a worker in the table."""
+    used = worker["memory"]["weights"] + worker["memory"]["cache"]
+    return (
+        worker["name"],
+        ", ".join(worker["models"]),
+        worker["device"],
+        _size(used),
+        _size(worker.get("rss")),
+        "paused" if worker["paused"] else worker["running"],
+        f"{worker['tokens_per_second']:,.0f}",
+        _share(worker.get("cached_tokens", 0), worker.get("prompt_tokens", 0)),
+        _accepted(worker),
+        _duration(worker.get("heartbeat_s")),
+    )
+
+
+def _serving(queue: dict[str, Any]) -> tuple[str, object]:
+    """The last cells of a queue: the wait of its first job, and who takes its jobs."""
+    wait = _duration(queue["oldest_s"]) if queue["queued"] else "-"
+    return wait, queue["workers"] or ("nobody" if _waits(queue) else 0)
+
+
+def _waits(queue: dict[str, Any]) -> bool:
+    return bool(queue["queued"] or queue["scheduled"] or queue["deferred"])
+
+
+def _duration(seconds: object) -> str:
+    """Seconds in at most four characters or so; a dash if they are not known."""
+    if not isinstance(seconds, int | float):
+        return "-"
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _size(value: object) -> str:
+    return f"{value / 2**20:,.0f} MiB" if isinstance(value, int | float) and value else "-"
+
+
+def _share(part: int, whole: int) -> str:
+    """A percentage, or a dash if there is nothing to share."""
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def _accepted(worker: dict[str, Any]) -> str:
+    """The share of accepted draft tokens, and their number per step; a dash without drafts."""
+    accepted, steps = worker.get("accepted_tokens", 0), worker.get("draft_steps", 0)
+    if not steps:
+        return "-"
+    return f"{_share(accepted, worker['drafted_tokens'])}, {accepted / steps:.1f} a step"
