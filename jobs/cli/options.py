@@ -140,6 +140,13 @@ timeout_option = click.option(
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
 )
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(["auto", "text", "json"]),
+    default="auto",
+    show_default=True,
+    help="Lines on stderr: text, or one JSON object per line; auto is text on a terminal.",
+)
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
 
 

@@ -14,10 +14,13 @@ import logging
 import os
 import re
 import sys
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import click
+
+# What lines about a job name beside their text: `extra` of logging.
+LOG_FIELDS = ("job", "run", "model", "code", "attempt")
 
 # The categories Cc, without newline and tab, and Bidi_Control of Unicode.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -102,10 +105,32 @@ class LogFormatter(logging.Formatter):
         return printable(super().format(record), err=True)
 
 
-def log_to_stderr(*, quiet: bool) -> None:
-    """Log to stderr: this project from INFO, or with `quiet` from WARNING like all libraries."""
+class JsonFormatter(logging.Formatter):
+    """Log lines for programs: one JSON object each, in ASCII."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, Any] = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: vars(record)[name] for name in LOG_FIELDS if name in vars(record)}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, separators=(",", ":"), default=str)
+
+
+def log_to_stderr(form: str = "auto", *, quiet: bool) -> None:
+    """Log to stderr: this project from INFO, or with `quiet` from WARNING like all libraries.
+
+    form: text, json, or auto, which is text on a terminal.
+    """
     handler = logging.StreamHandler()
-    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    is_text = form == "text" or (form == "auto" and is_terminal(sys.stderr))
+    text = LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(text if is_text else JsonFormatter())
     logging.basicConfig(handlers=[handler])
     if not quiet:
         for package in ("jobs", "worker"):

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import click
 
-from jobs.cli.options import check_server, quiet_option, redis_option, results_option
+from jobs.cli.options import (
+    check_server,
+    log_format_option,
+    quiet_option,
+    redis_option,
+    results_option,
+)
 from jobs.cli.output import log_to_stderr
 from jobs.cli.stderr import keep_writing
 
@@ -18,8 +24,9 @@ from jobs.cli.stderr import keep_writing
 @redis_option
 @results_option
 @click.option("--once", is_flag=True, help="Exit when the rows that are in Redis are written.")
+@log_format_option
 @quiet_option
-def record(redis_url: str, results: str, once: bool, quiet: bool) -> None:
+def record(redis_url: str, results: str, once: bool, log_format: str, quiet: bool) -> None:
     """Write the rows of ended jobs to Parquet until stopped.
 
     Workers do so themselves, unless they run with --no-record: this command is for workers that
@@ -32,7 +39,7 @@ def record(redis_url: str, results: str, once: bool, quiet: bool) -> None:
     from jobs.cli.failures import Unavailable
     from jobs.record.process import record as run
 
-    log_to_stderr(quiet=quiet)
+    log_to_stderr(log_format, quiet=quiet)
     check_server(redis_url)
     try:
         run(redis_url=redis_url, results=Path(results), once=once)

@@ -354,7 +354,9 @@ def _fits(row: Row, plan: Plan) -> bool:
         table_of([row])
     except Exception as error:
         job = row.get("job_id")
-        logger.error("the row of job %s in run %s doesn't fit: %s", job, plan.run, error)
+        about = {"job": job, "run": plan.run}
+        text = "the row of job %s in run %s doesn't fit: %s"
+        logger.error(text, job, plan.run, error, extra=about)
         return False
     return True
 

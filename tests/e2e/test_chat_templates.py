@@ -81,7 +81,10 @@ def test_a_template_beside_a_gguf_file_replaces_the_one_in_it(tmp_path: Path) ->
 
 def test_a_worker_warns_when_it_starts(redis_url: str, tmp_path: Path) -> None:
     path = make_file(tmp_path)
-    words = ("work", "-m", str(path), "--redis", redis_url, "--no-record", "--burst")
+    words = (
+        *("work", "-m", str(path), "--redis", redis_url, "--no-record", "--burst"),
+        *("--log-format", "text"),
+    )
     template = tmp_path / "chat.jinja"
     template.write_text(CHATML)
     for options, warned in (((), True), (("--chat-template", str(template)), False)):

@@ -29,6 +29,7 @@ class WorkerProcess:
             _chatjobs(),
             *("work", "--model", model, "--draft", DRAFT),
             *("--redis", redis_url, "--results", str(folder), "--quiet"),
+            *("--log-format", "text"),
         ]
         self._started = 0
         self._killed = False  # by this process

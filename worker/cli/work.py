@@ -12,7 +12,14 @@ from shlex import quote
 
 import click
 
-from jobs.cli.options import Seconds, check_server, is_embedded, quiet_option, results_option
+from jobs.cli.options import (
+    Seconds,
+    check_server,
+    is_embedded,
+    log_format_option,
+    quiet_option,
+    results_option,
+)
 from jobs.cli.output import echo, log_to_stderr
 from jobs.cli.stderr import keep_writing
 from jobs.errors import JobError
@@ -181,6 +188,7 @@ def _check_memory(
     help="Answer probes and Prometheus there: /healthz, /readyz, /metrics. HOST is 127.0.0.1 if it "
     "is not given.",
 )
+@log_format_option
 @quiet_option
 def work(
     models: tuple[str, ...],
@@ -210,6 +218,7 @@ def work(
     grace: float,
     burst: bool,
     http: tuple[str, int] | None,
+    log_format: str,
     quiet: bool,
 ) -> None:
     """Load models and serve their queues until stopped.
@@ -273,7 +282,7 @@ def work(
     from worker.host.engine_host import EngineHost
     from worker.service import serve
 
-    log_to_stderr(quiet=quiet)
+    log_to_stderr(log_format, quiet=quiet)
     if quiet:
         from huggingface_hub.utils.tqdm import disable_progress_bars
 

@@ -32,6 +32,18 @@ logger = logging.getLogger(__name__)
 # How long events are collected for one round of publishing and settling: per running job, and at
 # most. A round takes the GIL from the engine's thread, so many jobs share one.
 COLLECT_SECONDS_PER_JOB, MAX_COLLECT_SECONDS = 0.004, 0.05
+MAX_TEXT = 1000  # characters of an error in the log: it may quote the request
+
+
+def _log_failure(settlement: Settlement, error: JobError, model: str) -> None:
+    """Log the failure of a job that has ended. It is a warning if another worker might run it, or
+    if its form is at fault, so that its producer may not read the result."""
+    job, text = settlement.lease.job, " ".join(error.message.split())
+    odd = error.retryable or settlement.claimed.fault is not None
+    about: dict[str, object] = {"job": job, "run": settlement.run, "model": model}
+    about |= {"code": error.code, "attempt": settlement.lease.attempt}
+    level = logging.WARNING if odd else logging.INFO
+    logger.log(level, "job %s failed: %s: %s", job, error.code, text[:MAX_TEXT], extra=about)
 
 
 def _reason(error: redis.RedisError, size: int) -> str:
@@ -163,10 +175,15 @@ class Attempts:
             if isinstance(was_held, redis.RedisError):
                 kept[settlement.lease] = was_held
             elif was_held:
-                self._figures.ended(self._model_of(settlement.lease), settlement, outcome)
+                model = self._model_of(settlement.lease)
+                self._figures.ended(model, settlement, outcome)
+                if settlement.status == "failed" and settlement.error is not None:
+                    _log_failure(settlement, settlement.error, model)
             else:
                 self._figures.lost_leases += 1
-                logger.warning("job %s was settled before, or taken over", settlement.lease.job)
+                about = {"job": settlement.lease.job, "run": settlement.run}
+                text = "job %s was settled before, or taken over"
+                logger.warning(text, settlement.lease.job, extra=about)
         self._refused = [one for one in self._refused if one.lease in kept]
         self._breaker.settled()
         for attempt in list(self._ended):
@@ -184,19 +201,19 @@ class Attempts:
         return held
 
     def _settle_one_by_one(
-        self, settlements: Sequence[Settlement]
+        self, settlements: list[Settlement]
     ) -> Sequence[bool | redis.RedisError]:
         """Settle each on its own. One that Redis refuses, or that ends the connection twice while
-        Redis replies to others, is too large: its job fails. The error takes the place of one that
+        Redis replies to others, is too large: its job fails, and its place in `settlements` is
+        taken by the one with the error. The error takes the place of one that
         can't fail either: another program has written its keys. Raises redis.RedisError if Redis
         does not reply."""
         held: list[bool | redis.RedisError] = []
-        for settlement in settlements:
+        for index, settlement in enumerate(settlements):
             try:
                 held += self._settle_alone(settlement)
             except redis.RedisError as error:
                 self._store.ping()
-                job = settlement.lease.job
                 reason = JobError("internal", _reason(error, len(settlement.row)))
                 failed = self._settlements.for_error(settlement.claimed, reason)
                 try:
@@ -204,7 +221,7 @@ class Attempts:
                 except Damaged as second:
                     held.append(second)
                 else:
-                    logger.error("job %s: %s", job, reason.message)
+                    settlements[index] = failed
         self._failed = False
         return held
 
@@ -236,8 +253,10 @@ class Attempts:
             front = claimed.terms.front
             requeued = leases.retry(attempt.lease, retry.allowed, pause, failures, front=front)
         if requeued:
-            self._figures.retried(self._model_of(attempt.lease), error)
-            logger.info("retrying job %s in %.1f s after %s", attempt.lease.job, pause, error)
+            job, model = attempt.lease.job, self._model_of(attempt.lease)
+            self._figures.retried(model, error)
+            about = {"job": job, "model": model, "code": error.code}
+            logger.info("retrying job %s in %.1f s after %s", job, pause, error, extra=about)
         return requeued
 
     def _advance(self, attempt: Attempt, assembly: Assembly) -> None:
@@ -263,8 +282,6 @@ class Attempts:
         self._ended.append(attempt)
 
     def _refuse(self, claimed: ClaimedJob, error: JobError) -> None:
-        if claimed.fault is not None:  # of the job's form: its producer may not read its result
-            logger.warning("job %s is refused: %s", claimed.lease.job, error.message)
         self._refused.append(self._settlements.for_error(claimed, error))
 
     def _model_of(self, lease: Lease) -> str:

@@ -202,7 +202,8 @@ class WorkerLoop:
         checked = self._store.leases.check([attempt.lease for attempt in attempts])
         for attempt, (held, cancelled) in zip(attempts, checked, strict=True):
             if not held:
-                logger.warning("lost the lease of job %s: dropping it", attempt.lease.job)
+                job, about = attempt.lease.job, {"job": attempt.lease.job}
+                logger.warning("lost the lease of job %s: dropping it", job, extra=about)
                 self._attempts.drop(attempt)
                 self._store.leases.forget([attempt.lease])
             elif cancelled:
