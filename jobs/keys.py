@@ -35,6 +35,7 @@ TENANT_JOBS = "chatjobs:tenant-jobs"  # hash: jobs that wait in queues of tenant
 DEADLINES = "chatjobs:deadlines"  # sorted set: jobs with a ttl; scores are their ends in ms
 
 PARKED = 2**52  # scores in `tenants` from here on: tenants that may run no more jobs for now
+CUSTOM_ID_BUCKETS = 4096  # hashes of the rows of a run by custom_id
 ROWS_PER_KEY = 100  # rows whose reservations share one hash, small enough for a compact one
 
 
@@ -171,7 +172,12 @@ def custom_ids(run: str, name: str) -> str:
     """Hash of the rows of some custom_ids of a run, `name` among them, by their digests. There are
     many such hashes, so that those of a long run are small enough for compact ones."""
     bucket = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=2, salt=b"bucket").digest())
-    return f"chatjobs:custom-ids:{run}:{bucket % 4096}"
+    return custom_ids_bucket(run, bucket % CUSTOM_ID_BUCKETS)
+
+
+def custom_ids_bucket(run: str, bucket: int) -> str:
+    """One of the CUSTOM_ID_BUCKETS hashes of `custom_ids`, by its number."""
+    return f"chatjobs:custom-ids:{run}:{bucket}"
 
 
 def next_row(run: str) -> str:

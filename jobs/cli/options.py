@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jobs import Client
 
 EMBEDDED = "embedded"
-RESERVED_RUNS = frozenset({"show", "query", "compact"})  # subcommands of `results`
+RESERVED_RUNS = frozenset({"show", "query", "compact", "rm"})  # subcommands of `results`
 ANSWER_SECONDS = 3.5  # that a command waits for Redis: with its own start, 5 s
 
 

@@ -1,8 +1,9 @@
-"""`chatjobs results`: list the runs on disk, summarise or export one, query it, or make one file of
-its files."""
+"""`chatjobs results`: list the runs on disk; summarise, export, query or delete one, or make one
+file of its files."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 from jobs.cli.export import all_columns_option, export, format_option, order_option, output_option
 from jobs.cli.failures import Failure
 from jobs.cli.options import (
+    client,
     connection,
     is_embedded,
     json_option,
@@ -19,13 +21,15 @@ from jobs.cli.options import (
     redis_option,
     results_option,
 )
-from jobs.cli.output import echo, print_json
+from jobs.cli.output import echo, is_terminal, print_json
 from jobs.cli.query import query
 from jobs.cli.runs import open_results
 from jobs.results.export.formats import Format, Order
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
+    from redis import Redis
+
     from jobs import Results
     from jobs.store.backlog import Unwritten
 
@@ -43,10 +47,10 @@ class ShowByDefault(click.Group):
 
 @click.group(
     cls=ShowByDefault,
-    subcommand_metavar="[show] [RUN] | query SQL RUN | compact RUN [OPTIONS]",
+    subcommand_metavar="[show] [RUN] | query SQL RUN | compact RUN | rm RUN [OPTIONS]",
 )
 def results() -> None:
-    """List the runs, or summarise, export or query one, or make one file of its files.
+    """List the runs, or summarise, export, query or delete one, or make one file of its files.
 
     chatjobs results [RUN] is short for chatjobs results show [RUN].
     """
@@ -139,6 +143,84 @@ def compact(run: str, as_json: bool, results: str, redis_url: str) -> None:
         echo(f"{run}: {counted(replaced, 'file')} replaced by one", err=True)
     else:
         echo(f"{run}: nothing to do, its rows are in one file", err=True)
+
+
+@results.command(name="rm")
+@click.argument("run")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+@results_option
+@redis_option
+def remove(run: str, yes: bool, as_json: bool, results: str, redis_url: str) -> None:
+    """Delete a run that has ended, for good: its rows and scores, and its jobs in --redis.
+
+    It refuses while jobs or rows of the run are on their way. Its rows may be submitted anew
+    afterwards.
+    """
+    from jobs import JobError
+    from jobs.results.remove import remove_run
+    from jobs.store.connection.protocol import collect, run_sync
+    from jobs.store.find_jobs import Selection, find_jobs
+    from jobs.store.job_state import Status
+    from jobs.store.purge import purge
+    from jobs.store.run_rows import RunRows, forget_reservations
+
+    store = open_results(results)
+    folder = store.path(run)  # raises if there is no such run
+    files = len(store.files(run))
+    table = store.table(run, ["row_index", "choice_index"])
+    rows = table.num_rows
+    if not yes:
+        if as_json or not is_terminal(sys.stdin):
+            raise click.UsageError("--yes is needed where nobody can be asked")
+        about = f"{counted(rows, 'row')} in {counted(files, 'file')}, {folder.absolute()}"
+        click.confirm(f"delete run {run} ({about})?", abort=True, err=True)
+    with client(redis_url) as connected:
+        _check_folder(connected.redis, store)
+        held = RunRows(connected.redis, run)
+        holder = held.hold()
+        if holder is not None:
+            raise Failure(f"{holder} runs {run} (chatjobs run): end it first")
+        try:
+            state = connected.run(run, store.root).status()
+            if waiting := state.queued + state.running:
+                raise Failure(
+                    f"{counted(waiting, 'job')} of run {run} {_have(waiting)} not ended: wait for "
+                    f"them, or cancel them (chatjobs jobs cancel --run {run})"
+                )
+            if state.unwritten:
+                raise Failure(f"run {run} is being written: {_wait(state.unwritten)}")
+            remove_run(store, run)
+            ended = Selection((Status.FINISHED, Status.FAILED, Status.CANCELLED), run)
+            jobs = run_sync(
+                collect(find_jobs(ended), lambda one: one.state.id), connected.connection
+            )
+            for job_id in jobs:
+                with suppress(JobError):  # it has expired meanwhile
+                    run_sync(purge(job_id), connected.connection)
+            forget_reservations(connected.redis, run, set(table["row_index"].to_pylist()))
+        finally:
+            held.release()
+    if as_json:
+        print_json({"run": run, "rows": rows, "files": files})
+    else:
+        echo(f"{run}: {counted(rows, 'row')} deleted", err=True)
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
+
+
+def _check_folder(redis: Redis, store: Results) -> None:
+    """Refuse to delete in a folder to which the workers of another Redis write."""
+    from jobs.store.results_folder import read_id, read_record
+
+    record, own = read_record(redis), read_id(store.root)
+    if record is not None and own is not None and record.id != own:
+        raise Failure(
+            f"the workers of this Redis write to another folder, {record.path}: give --redis the "
+            f"server whose workers write to {store.root.absolute()}"
+        )
 
 
 def _unwritten(store: Results, url: str) -> Unwritten | None:

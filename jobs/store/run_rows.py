@@ -38,6 +38,7 @@ FORGET_ROWS = lua.load("jobs.store", "forget_rows", QUEUE_LUA, RESERVATIONS_LUA,
 
 LEASE_SECONDS = 15.0  # a producer that does not renew its lease for so long loses the run
 FORGET_AT_ONCE = 100  # rows in one script: two milliseconds of Redis
+KEYS_AT_ONCE = 1000  # deleted in one command
 
 
 # KEYS and ARGV of the scripts, by name and in order.
@@ -325,6 +326,15 @@ class RunRows:
         args = HoldArgs(self._holder.token, replaced, milliseconds)
         found: bytes = self._hold(keys=names, args=args)
         return found.decode(errors="replace")
+
+
+def forget_reservations(redis: Redis, run: str, rows: Iterable[int]) -> None:
+    """Forget which requests have these rows of a run, and the rows of all its custom_ids: they may
+    be submitted anew. Nothing of the run is on its way. Raises redis.RedisError."""
+    names = [*{keys.rows(run, row) for row in rows}, keys.next_row(run)]
+    names += [keys.custom_ids_bucket(run, number) for number in range(keys.CUSTOM_ID_BUCKETS)]
+    for start in range(0, len(names), KEYS_AT_ONCE):
+        redis.delete(*names[start : start + KEYS_AT_ONCE])
 
 
 def is_held(run: str, deadline: float | None = None) -> Steps[bool]:

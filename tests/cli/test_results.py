@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from jobs import Client, RequestFields, Results, keys
 from tests.cli.conftest import Run
 
 
@@ -87,3 +88,49 @@ def test_a_broken_file_is_named_and_the_others_are_read(run: Run, finished_run: 
         warning, error = result.stderr.splitlines()
         assert str(broken) in warning
         assert "1 file can't be read" in error
+
+
+def test_a_run_is_deleted_unless_something_of_it_is_on_its_way(
+    run: Run, finished_run: Path, redis_url: str
+) -> None:
+    words = ("results", "rm", "r1", "--results", str(finished_run), "--redis", redis_url)
+    asked = run(*words)
+    assert asked.exit_code == 2 and "--yes is needed" in asked.stderr
+    with Client(redis_url) as client:
+        client.serving = None
+
+        def submit(row: int) -> str:
+            request: RequestFields = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+            return client.submit({**request, "job": {"run": "r1", "row": row}}).id
+
+        first = submit(0)
+        waits = run(*words, "--yes")
+        assert waits.exit_code == 1
+        assert "1 job of run r1 has not ended" in waits.stderr
+        client.job(first).cancel()
+        written = run(*words, "--yes")
+        assert written.exit_code == 1 and "run r1 is being written: 1 row is" in written.stderr
+        client.redis.delete(keys.outbox("r1"))
+        client.redis.set(keys.producer("r1"), '{"pid": 1, "host": "elsewhere"}')
+        held = run(*words, "--yes")
+        assert held.exit_code == 1
+        assert "process 1 on elsewhere runs r1 (chatjobs run): end it first" in held.stderr
+        client.redis.delete(keys.producer("r1"))
+        client.redis.set(keys.RESULTS, '{"id": "x", "host": "h", "path": "/other"}')
+        (finished_run / ".chatjobs-id").write_text("y" * 32)
+        other = run(*words, "--yes")
+        client.redis.delete(keys.RESULTS)
+        assert Results(finished_run).runs() == ["r1"]
+
+        removed = run(*words, "--yes", "--json")
+        assert (removed.exit_code, json.loads(removed.stdout)) == (
+            0,
+            {"run": "r1", "rows": 3, "files": 1},
+        ), removed.stderr
+        assert Results(finished_run).runs() == []
+        assert [one.name for one in finished_run.iterdir()] == [".chatjobs-id"]
+        assert not client.redis.exists(keys.producer("r1"))
+        assert client.job(first).status() == "unknown"
+        assert client.job(submit(0)).status() == "queued"  # the row is free again
+        assert "the workers of this Redis write to another folder, /other" in other.stderr
+    assert run(*words, "--yes").exit_code == 2  # there is no such run

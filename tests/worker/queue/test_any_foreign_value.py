@@ -27,6 +27,7 @@ PARTS: dict[str, Any] = {
     "job": "j",
     "name": "n",
     "command": "c",
+    "bucket": 1,
     "session": "s",
     "run": "r",
     "row": 1,
