@@ -15,8 +15,8 @@
 #   make real    download two real models (330 MB), and compare them with llama.cpp and transformers
 #   make installed  install the package into empty environments, and try the README, the type
 #                checkers and the advice of errors there
-#   make extras  make the environment .extras, with lm-evaluation-harness (2 GB), and test the
-#                adapters to other programs there
+#   make extras  make the environment .extras, with lm-evaluation-harness and Ray (2.4 GB), and
+#                test the adapters to other programs there
 #   make wheel   build a wheel for x86-64 Linux in dist/, with compiled CPU kernels
 #   make browser look at a report in headless Chromium (Debian's package chromium), and write
 #                screenshots to browser/
@@ -166,7 +166,7 @@ $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 
 .extras/.ready: $(PINS) tests/extras/requirements.txt
 	$(PYTHON) -m venv .extras
-	.extras/bin/pip install --quiet -c constraints.txt -e '.[worker,embedded,lm-eval]' -r tests/extras/requirements.txt
+	.extras/bin/pip install --quiet -c constraints.txt -e '.[worker,embedded,lm-eval,ray]' -r tests/extras/requirements.txt
 	@touch $@
 
 .triton/.ready: Makefile | $(BIN)/python

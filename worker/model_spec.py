@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.errors import invalid
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
@@ -30,6 +32,20 @@ class ModelSpec:
     add_bos: bool | None = None
     tool_parser: str | None = None
     prompt_caches: tuple[Path, ...] = ()  # files of `chatjobs prompts save`
+
+    def require_types(self) -> None:
+        """Raise InvalidRequest for a value of another type, as a caller in Python may give it."""
+        cache_bytes = self.cache_bytes
+        if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 0):
+            raise invalid(
+                f"cache_bytes must be a number of bytes, got {cache_bytes!r}", "cache_bytes"
+            )
+        if not isinstance(self.prefix_cache, bool):
+            raise invalid(
+                f"prefix_cache is True or False; got {self.prefix_cache!r}", "prefix_cache"
+            )
+        if self.add_bos is not None and not isinstance(self.add_bos, bool):
+            raise invalid(f"add_bos is True, False or None; got {self.add_bos!r}", "add_bos")
 
     def of_draft(self, reference: str) -> ModelSpec:
         """Return the options of a model that drafts for this one: weights are stored alike."""

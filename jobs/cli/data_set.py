@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
@@ -371,18 +371,24 @@ def with_conventions(overrides: Overrides, files: list[Path]) -> Overrides:
     row = _first_row(files, overrides)
     if "body" in row:
         return overrides
-    conventions: list[tuple[tuple[str, ...], str]] = []
-    if not any(name in row for name in SOURCES):
-        prompt, target = next((pair for pair in PAIRS if pair[0] in row), ("", ""))
-        conventions += [((prompt,), "prompt"), ((target,), "target")]
-    if overrides.mode == "choice":
-        conventions += [(CHOICES, "choices"), (RIGHT_CHOICE, "target")]
-    found: dict[str, str] = {}
-    for columns, field in conventions:
-        column = next((name for name in columns if name in row), None)
-        if column is not None and field not in (*row, *found.values()):
-            found[column] = field
+    found = conventions(row, overrides.mode)
     return replace(overrides, names={**found, **overrides.names})
+
+
+def conventions(columns: Container[str], mode: str) -> dict[str, str]:
+    """The fields of rows that columns hold by convention, by the names of these columns."""
+    names: list[tuple[tuple[str, ...], str]] = []
+    if not any(name in columns for name in SOURCES):
+        prompt, target = next((pair for pair in PAIRS if pair[0] in columns), ("", ""))
+        names += [((prompt,), "prompt"), ((target,), "target")]
+    if mode == "choice":
+        names += [(CHOICES, "choices"), (RIGHT_CHOICE, "target")]
+    found: dict[str, str] = {}
+    for candidates, field in names:
+        column = next((name for name in candidates if name in columns), None)
+        if column is not None and field not in columns and field not in found.values():
+            found[column] = field
+    return found
 
 
 def _first_row(files: list[Path], overrides: Overrides) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import IO, Any
 
 import pyarrow as pa
@@ -54,17 +55,17 @@ def _rows(
         raise invalid(f"the file has two columns {twice!r}")
     if columns is not None:
         columns.update(dict.fromkeys(names))
-    number = 0
-    for batch in batches:
-        cells = [_values(name, batch.column(name)) for name in names]
-        for values in zip(*cells, strict=True):
-            number += 1
-            bad = next((value for value in values if isinstance(value, InvalidRequest)), None)
-            given = zip(names, values, strict=True)
-            yield (
-                number,
-                bad or {n: value for n, value in given if value is not None or n in SOURCES},
-            )
+    yield from enumerate(chain.from_iterable(map(table_rows, batches)), start=1)
+
+
+def table_rows(table: Any) -> Iterator[dict[str, Any] | InvalidRequest]:
+    """Yield the rows of an Arrow table or record batch, whose columns have different names."""
+    names = table.schema.names
+    cells = [_values(name, table.column(name)) for name in names]
+    for values in zip(*cells, strict=True):
+        bad = next((value for value in values if isinstance(value, InvalidRequest)), None)
+        given = zip(names, values, strict=True)
+        yield bad or {name: one for name, one in given if one is not None or name in SOURCES}
 
 
 def _values(name: str, column: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -55,6 +55,22 @@ class InvalidLine:
         return f"{self.error.message}{where}"
 
 
+def _map_option(column: str, field: str) -> str:
+    return f"--map {quote(column) if column.isprintable() else 'COLUMN'}={field}"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The options that errors name, as their caller writes them."""
+
+    option: Callable[[str], str] = lambda name: f"-o {name}"
+    map: Callable[[str, str], str] = _map_option  # of a column and its field
+    mode: Callable[[str], str] = lambda mode: f"--mode {mode}"
+
+
+COMMAND_LINE = Terms()
+
+
 @dataclass(frozen=True, slots=True)
 class Overrides:
     """Options of the command line; each replaces the value in the row.
@@ -74,6 +90,7 @@ class Overrides:
     own_ids: bool = False  # the rows get ids that no row may choose
     mode: str = "chat"  # of `chatjobs run`
     delimiter: str | None = None  # before continuations; None: a space if there is no white space
+    terms: Terms = COMMAND_LINE
 
 
 def read_requests(
@@ -88,16 +105,17 @@ def read_requests(
 
 
 class RequestReader:
-    """Makes requests of the rows of a file. `ids`: of the rows before, of this file and others.
-    `part`: what the values of a row are called."""
+    """Makes requests of the rows of a file. `ids`: of the rows before, of this file and others;
+    None: nobody knows them. `part`: what the values of a row are called."""
 
-    def __init__(self, overrides: Overrides, ids: IdIndex, part: str = "field") -> None:
+    def __init__(self, overrides: Overrides, ids: IdIndex | None, part: str = "field") -> None:
         self._overrides, self._ids, self._part = overrides, ids, part
 
     def read(
-        self, index: int, place: str, number: int, data: dict[str, Any] | InvalidRequest
+        self, index: int | None, place: str, number: int, data: dict[str, Any] | InvalidRequest
     ) -> RequestLine | InvalidLine:
-        """The request of a row, or its error. `index`: of the row, from 0; `place`: for people."""
+        """The request of a row, or its error. `index`: of the row, from 0; None: it has none.
+        `place`: for people."""
         overrides, part = self._overrides, self._part
         try:
             if isinstance(data, InvalidRequest):
@@ -119,7 +137,7 @@ class RequestReader:
         """Keep the custom_id of a row of a run that need not be read."""
         run = self._overrides.run
         custom_id = custom_id_of(data)
-        if run is not None and custom_id is not None:
+        if self._ids is not None and run is not None and custom_id is not None:
             self._ids.add("custom_id", f"{run}/{custom_id}", place)
 
     def _check_id(self, request: ChatRequest, place: str) -> None:
@@ -127,11 +145,11 @@ class RequestReader:
             return
         if self._overrides.own_ids:
             raise invalid("job.id: a row of chatjobs run has no id of its own: remove it", "job.id")
-        first = self._ids.add("id", request.job.id, place)
+        first = None if self._ids is None else self._ids.add("id", request.job.id, place)
         if first is not None:
             raise invalid(f"job.id: {first} has the same id", "job.id")
 
-    def _identify(self, request: ChatRequest, index: int, place: str) -> None:
+    def _identify(self, request: ChatRequest, index: int | None, place: str) -> None:
         """Let custom_id identify a request that has one: its row in a run, else its content's
         job."""
         options = request.job
@@ -145,9 +163,9 @@ class RequestReader:
         check_custom_id(self._ids, options.run, options.custom_id, place)
 
 
-def check_custom_id(ids: IdIndex, run: str | None, custom_id: str, place: str) -> None:
+def check_custom_id(ids: IdIndex | None, run: str | None, custom_id: str, place: str) -> None:
     """Keep the custom_id of a row in a run. Raises InvalidRequest if a row before has it."""
-    first = ids.add("custom_id", f"{run}/{custom_id}", place)
+    first = None if ids is None else ids.add("custom_id", f"{run}/{custom_id}", place)
     if first is not None:
         raise invalid(
             f"custom_id: {first} of the file has {custom_id!r} as well: it identifies a row of the "
@@ -201,7 +219,7 @@ def _origins(
     """For `in_terms_of_file`."""
     columns = {new: old for old, new in overrides.names.items()}
     for name in overrides.fields:
-        yield name, name, f"-o {name}"
+        yield name, name, overrides.terms.option(name)
     for option in ("run", "tenant", "delay", "priority"):
         if getattr(overrides, option) is not None:
             yield f"job.{option}", option, f"--{option}"
@@ -262,7 +280,7 @@ def _request_fields(data: dict[str, Any], overrides: Overrides, part: str) -> di
         empty = [one for one in SOURCES if one in data or one in overrides.names.values()]
         if empty:
             raise _empty_source(empty[0], overrides.names, part)
-        raise _without_messages(kept, unknown)
+        raise _without_messages(kept, unknown, overrides.terms)
     check_numbers(data)
     if unknown and not overrides.ignore_unknown:
         raise _unknown(unknown[0], batch, [name for name in overrides.keep if name not in kept])
@@ -337,17 +355,18 @@ def _row_fields(data: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _without_messages(kept: Mapping[str, Any], unknown: Sequence[str]) -> InvalidRequest:
+def _without_messages(
+    kept: Mapping[str, Any], unknown: Sequence[str], terms: Terms
+) -> InvalidRequest:
     name = next((name for name in SOURCES if name in kept), None)
     hint = f"; {name} is a known field, and --keep {name} only keeps it" if name else ""
     if unknown and not hint:
         named = [*map(repr, unknown[:MAX_NAMED]), *(["…"] if len(unknown) > MAX_NAMED else [])]
         close = [found for name in unknown for found in get_close_matches(name, SOURCES, 1)]
         meant = f": did you mean {close[0]!r}?" if close else ""
-        column = quote(unknown[0]) if unknown[0].isprintable() else "COLUMN"
         hint = (
-            f", and this one has {', '.join(named)}{meant} (--map {column}=prompt takes "
-            f"{unknown[0]!r} as the prompt)"
+            f", and this one has {', '.join(named)}{meant} ({terms.map(unknown[0], 'prompt')} "
+            f"takes {unknown[0]!r} as the prompt)"
         )
     return invalid(f"a row needs messages, prompt or text{hint}", "messages")
 
@@ -395,7 +414,7 @@ def mapping_of(data: dict[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
-def _override(fields: dict[str, Any], overrides: Overrides, row: int) -> dict[str, Any]:
+def _override(fields: dict[str, Any], overrides: Overrides, row: int | None) -> dict[str, Any]:
     fields = {**fields, **overrides.fields}
     job = dict(mapping_of(fields, "job"))
     if overrides.run is not None:

@@ -64,7 +64,7 @@ def option_fields(mode: str) -> tuple[str, ...]:
 class ItemReader:
     """Makes requests of the rows of a file, as `RequestReader` makes chats."""
 
-    def __init__(self, overrides: Overrides, ids: IdIndex, part: str = "field") -> None:
+    def __init__(self, overrides: Overrides, ids: IdIndex | None, part: str = "field") -> None:
         self._overrides, self._ids, self._part = overrides, ids, part
         self._mode = overrides.mode
         self._known = row_fields(overrides.mode)
@@ -75,9 +75,10 @@ class ItemReader:
         self._requests: dict[Any, ScoreRequest] = {}  # without items, by model
 
     def read(
-        self, index: int, place: str, number: int, data: dict[str, Any] | InvalidRequest
+        self, index: int | None, place: str, number: int, data: dict[str, Any] | InvalidRequest
     ) -> ItemLine | InvalidLine:
-        """The request of a row, or its error. `index`: of the row, from 0; `place`: for people."""
+        """The request of a row, or its error. `index`: of the row, from 0; None: it has none.
+        `place`: for people."""
         try:
             if isinstance(data, InvalidRequest):
                 raise data
@@ -95,13 +96,14 @@ class ItemReader:
     def skip(self, place: str, data: dict[str, Any] | InvalidRequest) -> None:
         """Keep the custom_id of a row that need not be read."""
         custom_id = None if isinstance(data, InvalidRequest) else text_of(data.get("custom_id"))
-        if isinstance(custom_id, str):
+        if self._ids is not None and isinstance(custom_id, str):
             self._ids.add("custom_id", f"{self._overrides.run}/{custom_id}", place)
 
     def _fields(self, data: dict[str, Any]) -> dict[str, Any]:
         """The fields of the item of a row."""
         if "body" in data:
-            raise invalid("a line of an OpenAI batch file is a chat: run it with --mode chat")
+            mode = self._overrides.terms.mode("chat")
+            raise invalid(f"a line of an OpenAI batch file is a chat: run it with {mode}")
         check_numbers(data)
         keep = self._overrides.keep
         kept = {name: one for name, one in data.items() if is_kept(name, self._known, keep)}
@@ -137,9 +139,11 @@ class ItemReader:
         if found is not None:
             return found
         columns = ", ".join(map(repr, row)) or "none"
+        terms = self._overrides.terms
         raise invalid(
-            f"a row of --mode {self._mode} needs {' or '.join(names)}; of the columns that are "
-            f"read, this one has {columns} (--map COLUMN={names[0]} names another column)",
+            f"a row of {terms.mode(self._mode)} needs {' or '.join(names)}; of the columns that "
+            f"are read, this one has {columns} ({terms.map('COLUMN', names[0])} names another "
+            "column)",
             names[0],
         )
 
@@ -172,7 +176,7 @@ class ItemReader:
     def _origins(self, data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         """Paths in the item, with the options or columns that they are from."""
         for name in self._overrides.fields:
-            yield name, name, f"-o {name}"
+            yield name, name, self._overrides.terms.option(name)
         columns = {new: old for old, new in self._overrides.names.items()}
         for name in data:
             column = columns.get(name, name)

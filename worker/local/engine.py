@@ -98,14 +98,6 @@ class Engine:
         default as a GGUF file says, and not for other models.
         Raises JobError.
         """
-        if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 0):
-            raise invalid(
-                f"cache_bytes must be a number of bytes, got {cache_bytes!r}", "cache_bytes"
-            )
-        if not isinstance(prefix_cache, bool):
-            raise invalid(f"prefix_cache is True or False; got {prefix_cache!r}", "prefix_cache")
-        if add_bos is not None and not isinstance(add_bos, bool):
-            raise invalid(f"add_bos is True, False or None; got {add_bos!r}", "add_bos")
         spec = ModelSpec(
             reference=reference,
             dtype=dtype,
@@ -122,6 +114,7 @@ class Engine:
             add_bos=add_bos,
             tool_parser=tool_parser,
         )
+        spec.require_types()
         return cls(EngineCore.load(spec, device=Device(choose_device(device))))
 
     def chat(self, request: ChatRequest | Mapping[str, Any]) -> ChatCompletion:
