@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 64
 MAX_HEAD_BYTES = 8192
 EXCHANGE_SECONDS = 5.0  # from the connection to the last byte of the response
+END_SECONDS = 1.0  # that open connections may take to end when the server is closed
 BACKLOG = 128
 TEXT = "text/plain; charset=utf-8"
 
@@ -95,6 +96,8 @@ class HttpServer:
             with suppress(RuntimeError):  # it has just ended
                 self._loop.call_soon_threadsafe(self._closed.set)
             self._thread.join(EXCHANGE_SECONDS)
+        elif not self._loop.is_closed():  # it was never started
+            self._loop.close()
         self._socket.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -116,7 +119,9 @@ class HttpServer:
         server.close()
         for writer in list(self._open):
             writer.transport.abort()
-        await asyncio.sleep(0)  # the tasks of these connections end
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=END_SECONDS)  # of these connections
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open[writer] = None
