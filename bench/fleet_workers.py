@@ -122,6 +122,12 @@ class NullBackend(Backend):
         info |= {"parameters": 1, "weight_bytes": 1, "context_length": 4096}
         return ModelInfo(**info | {"name": spec.reference, "reference": spec.reference})
 
+    def fetch(self, spec: ModelSpec) -> None:
+        raise NotImplementedError
+
+    def unload(self, model: str) -> None:
+        raise NotImplementedError
+
     def room(self, model: str, *, bulk: bool = False) -> int:
         return max(0, self._batch - len(self._running))
 

@@ -110,6 +110,11 @@ def quarantine_worker(queue: str) -> str:
     return f"chatjobs:quarantine-worker:{queue}"
 
 
+def loading(model: str) -> str:
+    """The worker that brings this model into its memory now; expires."""
+    return f"chatjobs:loading:{model}"
+
+
 def upkeep(queues: Iterable[str]) -> str:
     """The worker that maintains these queues now; expires."""
     return f"chatjobs:upkeep:{','.join(sorted(queues))}"

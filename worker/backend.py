@@ -157,8 +157,14 @@ class Backend(Protocol):
     def footprint(self, spec: ModelSpec) -> Footprint:
         """Find a model and measure it by the headers of its files. Raises JobError."""
 
+    def fetch(self, spec: ModelSpec) -> None:
+        """Download a model, so that `load` only reads files. Raises JobError."""
+
     def load(self, spec: ModelSpec) -> ModelInfo:
-        """Load a model. Raises JobError."""
+        """Load a model, and download it if needed. Raises JobError."""
+
+    def unload(self, model: str) -> None:
+        """Free the memory of a model that has no requests. `model`: its own name."""
 
     def room(self, model: str, *, bulk: bool) -> int:
         """Number of bulk or interactive sequences that can be submitted now; a request has as many

@@ -1,4 +1,4 @@
-"""One worker process: loads the models, wires loop and recorder, owns start and shutdown."""
+"""One worker process: loads models, wires loop, residency and recorder, owns start and shutdown."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from jobs.store.operator import Answers
 from jobs.store.presence import Presence
 from jobs.store.rights import check_rights
 from jobs.store.stream import StreamWriter
+from jobs.store.waiting import read_waiting
 from jobs.store.wake_lists import WakeLists
 from jobs.store.workers import Workers, worker_key
 from worker.backend import Backend, ModelInfo
@@ -53,6 +54,10 @@ from worker.queue.stages import Stages
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 from worker.residency.budget import share_out, size
+from worker.residency.commands import ModelCommands
+from worker.residency.manager import MAX_WAIT, Model, Residency, first_models
+from worker.residency.other_workers import OtherWorkers
+from worker.residency.states import Residence
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +79,17 @@ def serve(
     hang_seconds: float = HANG_SECONDS,
     part_seconds: float = PART_SECONDS,
     http: tuple[str, int] | None = None,
+    residences: Mapping[str, Residence] | None = None,
+    max_wait: float = MAX_WAIT,
 ) -> None:
     """Serve the models' queues until SIGTERM or SIGINT; with `burst`, until no job is queued or
     started by any worker.
 
     results: folder of the rows; None leaves them to other workers. grace: seconds that running
     jobs get after the first signal. A worker that does not renew its lease for lease_seconds loses
-    its jobs to others. http: host and port of probes and metrics. Runs on the main thread. Raises
-    JobError.
+    its jobs to others. http: host and port of probes and metrics. residences: by the references of
+    the models, how they come and go under the backend's budget; without a budget all models stay in
+    memory. max_wait: see the planner. Runs on the main thread. Raises JobError.
     """
     client = connect(redis_url)
     monitor = Monitor(http, redis_url)
@@ -96,9 +104,11 @@ def serve(
         # With a short lease, the start waits for a slow server as long as with the default one.
         at_start = max(patience, LEASE_SECONDS / RENEWALS_PER_LEASE)
         lease = Workers(redis_url, name, (), at_start)
-        references = [spec.reference for spec in specs]
+        managed = _managed(backend, specs, residences or {})
+        first = specs if managed is None else first_models(managed, _budget_of(backend))
+        references = [spec.reference for spec in first]
         with Loading(client, lease, references, backend.memory(), lease_seconds):
-            models = _load(backend, specs)
+            models = _load(backend, first)
         recorder = folder and Recorder(
             connect(redis_url),
             folder,
@@ -108,7 +118,9 @@ def serve(
             plan_seconds=PLAN_LEASES * lease_seconds,
         )
         served = Served()
-        for model, spec in zip(models, specs, strict=True):
+        for one in managed or ():
+            served.register(one.name, (one.spec.reference, *one.spec.aliases))
+        for (model, _), spec in zip(models, first, strict=True):
             served.add(model, spec.aliases)
         store = JobStore(client, served, name, worker_key(name))
         presence = Presence(client, store.queues, name, lease_seconds)
@@ -119,6 +131,7 @@ def serve(
         breaker, figures = CircuitBreaker(), JobFigures()
         own_connection = Workers(redis_url, name, store.queues, patience)
         keeper = LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds)
+        residency: Residency | None = None
         attempts = Attempts(backend, served, store, publisher, settlements, breaker, figures)
         admission = Admission(presence, store, lease_seconds)
         claimer = Claimer(
@@ -133,8 +146,25 @@ def serve(
             partial(Waker, WakeLists(connect(redis_url), client)),
             lease_seconds=lease_seconds,
             burst=burst,
+            others_wait=lambda: residency is not None and residency.waits(),
         )
-        loads = partial(LoadFigures, loads=len(models))
+        if managed is not None:
+            residency = Residency(
+                backend,
+                served,
+                managed,
+                _budget_of(backend),
+                partial(read_waiting, client),
+                attempts,
+                OtherWorkers(client, workers, lease_seconds),
+                max_wait=max_wait,
+                paused=lambda: bool(claimer.pause or claimer.sick),
+                on_ready=claimer.claim_soon,
+                wake=attempts.wake,
+            )
+            for model, seconds in models:
+                residency.loaded(model.name, model, seconds)
+        loads = residency.figures if residency else partial(LoadFigures, loads=len(models))
 
         def recording() -> Mapping[str, str] | None:
             return recorder.state if recorder else None
@@ -146,13 +176,25 @@ def serve(
             Membership(presence, workers, keeper),
             Reaper(store, workers, settlements, lease_seconds),
             Control(client, presence.control_channel),
-            OperatorCommands(Answers(client), ClaimCommands(admission, attempts).handlers),
-            Metrics(backend, served, recording),
+            OperatorCommands(
+                Answers(client),
+                {
+                    **ClaimCommands(admission, attempts).handlers,
+                    **ModelCommands(residency).handlers,
+                },
+            ),
+            Metrics(
+                backend,
+                served,
+                recording,
+                residency.report if residency else dict,
+            ),
             watchdog,
             Stages(client, store.queues),
             lease_seconds=lease_seconds,
             grace=grace,
             on_idle=recorder.wake if recorder else lambda: None,
+            residency=residency,
         )
         with StopSignals(loop, "its jobs go to other workers when its lease expires"):
             if recorder:
@@ -169,7 +211,7 @@ def serve(
                     loads=loads,
                 )
             )
-            logger.info("worker %s serves %s", name, ", ".join(model.name for model in models))
+            logger.info("worker %s serves %s", name, ", ".join(sorted(set(served.values()))))
             try:
                 loop.run()
             finally:
@@ -185,17 +227,13 @@ def serve(
         client.close()
 
 
-def _load(backend: Backend, specs: Sequence[ModelSpec]) -> list[ModelInfo]:
-    """Load the models in order, under a budget with a share for each. Raises JobError if one cannot
-    be loaded, if they do not fit into the budget, or if two have the same name, since queues are
-    named after models."""
-    references = [spec.reference for spec in specs]
-    twice = next((one for one in references if references.count(one) > 1), None)
-    if twice is not None:
-        raise invalid(f"model '{twice}' is given twice: name each model once", "model")
-    loaded: list[ModelInfo] = []
+def _load(backend: Backend, specs: Sequence[ModelSpec]) -> list[tuple[ModelInfo, float]]:
+    """Load models in order; with the seconds of each load. Raises JobError if one cannot be loaded,
+    or if two have the same name, since queues are named after models."""
+    loaded: list[tuple[ModelInfo, float]] = []
     named: list[tuple[str, ModelSpec]] = []
-    for spec in _with_shares(backend, specs):
+    for spec in specs:
+        begin = time.monotonic()
         info = backend.load(spec)
         named.append((info.name, spec))
         _check_names(named)
@@ -209,27 +247,45 @@ def _load(backend: Backend, specs: Sequence[ModelSpec]) -> list[ModelInfo]:
             info.device_name,
             info.context_length,
         )
-        loaded.append(info)
+        loaded.append((info, time.monotonic() - begin))
     return loaded
 
 
-def _with_shares(backend: Backend, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
-    """The models with the sizes of their caches, if there is a budget. Raises JobError."""
+def _budget_of(backend: Backend) -> int:
+    return backend.memory().budget or 0
+
+
+def _managed(
+    backend: Backend, specs: Sequence[ModelSpec], residences: Mapping[str, Residence]
+) -> list[Model] | None:
+    """The models with their shares of the budget; None without a budget. Raises JobError."""
+    references = [spec.reference for spec in specs]
+    twice = next((one for one in references if references.count(one) > 1), None)
+    if twice is not None:
+        raise invalid(f"model '{twice}' is given twice: name each model once", "model")
     budget = backend.memory().budget
     if budget is None:
-        return list(specs)
-    footprints = [backend.footprint(spec) for spec in specs]
-    names = [one.name for one in footprints]
-    named = list(zip(names, specs, strict=True))
+        if any(one != Residence() for one in residences.values()):
+            raise invalid(
+                "pin, preload and keep_alive need memory: the budget within which models come and "
+                "go",
+                "memory",
+            )
+        return None
+    named = [(backend.footprint(spec), spec) for spec in specs]
     for count in range(1, len(named) + 1):
-        _check_names(named[:count])
-    caches = dict(zip(names, (spec.cache_bytes for spec in specs), strict=True))
-    shares = share_out(footprints, budget, pinned=names, caches=caches)
-    for name in names:
-        logger.info("%s has %s of the budget of %s", name, shares[name], size(budget))
+        _check_names([(found.name, spec) for found, spec in named[:count]])
+    wishes = {found.name: residences.get(spec.reference, Residence()) for found, spec in named}
+    shares = share_out(
+        [found for found, _ in named],
+        budget,
+        pinned={name for name, one in wishes.items() if one.pin},
+        caches={found.name: spec.cache_bytes for found, spec in named},
+    )
+    for name, share in shares.items():
+        logger.info("%s takes %s of the budget of %s", name, share, size(budget))
     return [
-        replace(spec, cache_bytes=shares[name].cache)
-        for name, spec in zip(names, specs, strict=True)
+        Model(found.name, spec, shares[found.name], wishes[found.name]) for found, spec in named
     ]
 
 

@@ -33,6 +33,24 @@ class Published(NamedTuple):
         """Number of running workers that take the jobs of a function for a model."""
         return sum(model in one["names"] and func in funcs_of(one) for one in self.running)
 
+    def ready(self, other_than: str) -> set[str]:
+        """The names of the models that other workers have in memory, and claim jobs for."""
+        return {
+            name
+            for one in self.running
+            if one["name"] != other_than and not one["paused"]
+            for name in set(one["names"]).difference(one.get("closed", []))
+        }
+
+    def able(self, other_than: str) -> set[str]:
+        """The names of the models that other workers serve and can load."""
+        return {
+            name
+            for one in self.running
+            if one["name"] != other_than
+            for name in set(one["names"]).difference(one.get("failing", []))
+        }
+
     def without(self, model: str, func: str) -> list[str]:
         """The names of the running workers that serve a model and do not run a function."""
         return [
@@ -141,9 +159,8 @@ def _read_status(value: bytes) -> dict[str, Any] | None:
             status: dict[str, Any] = found
             counted = ("cached_tokens", "prompt_tokens", "clock_behind")
             counts = [status.get(name, 0) for name in counted]
-            readable = all(isinstance(one, int) for one in counts) and _are_texts(
-                status.get("funcs", [])
-            )
+            lists = (status.get(name, []) for name in ("funcs", "closed", "failing"))
+            readable = all(isinstance(one, int) for one in counts) and all(map(_are_texts, lists))
             return status if readable and _is_loading(status.get("loading", {})) else None
     return None
 

@@ -129,6 +129,15 @@ class Workers:
         `seconds` from now."""
         return self._hold(keys.quarantine_worker(queue), seconds)
 
+    def elect_loader(self, model: str, seconds: float) -> bool:
+        """True if this worker is the one that brings a model into its memory, for `seconds` from
+        now."""
+        return self._hold(keys.loading(model), seconds)
+
+    def release_loader(self, model: str) -> None:
+        """Let other workers bring a model in."""
+        self._release(keys.loading(model))
+
     def _hold(self, key: str, seconds: float) -> bool:
         """True if this worker holds the leader lock `key`, for `seconds` from now."""
         args = ElectArgs(self.name, int(seconds * 1000))
@@ -146,9 +155,14 @@ class Workers:
     def leave(self) -> None:
         """Remove this worker, unless it has started jobs left, and release its locks."""
         self._remove(self.name, "")
-        for lock in self._locks:
-            if self._redis.mget([lock]) == [self.name.encode()]:
-                self._redis.delete(lock)
+        for lock in list(self._locks):
+            self._release(lock)
+
+    def _release(self, lock: str) -> None:
+        """Release a leader lock, if this worker holds it."""
+        if self._redis.mget([lock]) == [self.name.encode()]:
+            self._redis.delete(lock)
+        self._locks.discard(lock)
 
     def remove(self, dead: DeadWorker) -> None:
         """Remove a dead worker, unless it has started jobs left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 from typing import get_args
 
@@ -14,14 +15,17 @@ from tests.cli.conftest import Run
 from worker.cli import options, worker_config
 from worker.cli.worker_config import ModelEntry, WorkerConfig, read_config, schema
 from worker.model_spec import ModelSpec
+from worker.residency.states import Residence
 
 SCHEMA = Path(worker_config.__file__).with_name("worker-schema.json")
 FILE = """
 device = "cpu"
 memory = "90%"
+max_wait = 60
 
 [[models]]
 model = "demo"
+pin = true
 aliases = ["small", "gpt-4o-mini"]
 max_batch = 4
 cache = "1MiB"
@@ -31,6 +35,8 @@ prefix_cache = false
 [[models]]
 model = "org/large:Q4_K_M"
 draft = "ngram"
+preload = false
+keep_alive = "5m"
 """
 
 
@@ -49,7 +55,11 @@ def test_the_schema_that_is_shipped_is_that_of_the_code() -> None:
 def test_two_models_differ_in_their_options(tmp_path: Path) -> None:
     (tmp_path / "template.jinja").write_text("")
     config = read(tmp_path, FILE)
-    assert (config.device, config.memory) == ("cpu", "90%")
+    assert (config.device, config.memory, config.max_wait) == ("cpu", "90%", 60.0)
+    assert [one.residence for one in config.models] == [
+        Residence(pin=True, preload=True, keep_alive=inf),
+        Residence(pin=False, preload=False, keep_alive=300.0),
+    ]
     defaults = ModelSpec(reference="", dtype="fp32", max_batch=16)
     first, second = (one.spec(defaults, tmp_path) for one in config.models)
     assert first == ModelSpec(
@@ -75,6 +85,8 @@ def test_two_models_differ_in_their_options(tmp_path: Path) -> None:
         ("memori = '90%'\n[[models]]\nmodel = 'm'", "did you mean 'memory'?"),
         ("memory = '190%'\n[[models]]\nmodel = 'm'", "'190%' is no amount of memory"),
         ("device = 'gpu'\n[[models]]\nmodel = 'm'", "'gpu' is not a device"),
+        ("[[models]]\nmodel = 'm'\nkeep_alive = 'soon'", "keep_alive 'soon': give seconds"),
+        ("max_wait = -1\n[[models]]\nmodel = 'm'", "max_wait"),
         ("models = []", "models is empty"),
         ("models", "is not TOML"),
     ],
@@ -111,7 +123,7 @@ def test_the_command_reads_the_file_and_its_options_win(
     run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "worker.toml"
-    path.write_text("memory = '1kB'\n[[models]]\nmodel = 'demo'\n")
+    path.write_text("memory = '1kB'\n[[models]]\nmodel = 'demo'\npin = true\n")
     words = ("work", "--config", str(path), "--redis", "embedded", "--burst", "--no-record")
     refused = run(*words)
     assert refused.exit_code == 3

@@ -178,7 +178,7 @@ class FakeBackend:
     """Loads any model. `delay`: seconds per step; `hangs`: its thread blocks after the first word
     of any request; `sick`: `submit` cannot fork; `broken`: its device fails each request before
     the first word; `load_until`: loads end when this file exists; `budget`: bytes of its models,
-    each of which takes 100, and 10 or 20 for its cache."""
+    each of which takes 100, and 10 or 20 for its cache; `load_seconds`: of each load."""
 
     def __init__(
         self,
@@ -189,9 +189,13 @@ class FakeBackend:
         broken: bool = False,
         load_until: str = "",
         budget: int | None = None,
+        load_seconds: float = 0.0,
     ) -> None:
-        self._budget = budget
-        self.loaded: list[ModelSpec] = []
+        self._budget, self._load_seconds = budget, load_seconds
+        self.loaded: list[ModelSpec] = []  # all loads, in order
+        self.resident: dict[str, int] = {}  # bytes of the models in memory, by their names
+        self.peak_bytes = 0  # of these
+        self.missing: set[str] = set()  # references that can't be loaded now
         self.max_batch, self._delay, self._hangs = max_batch, delay, hangs
         self.sick, self.broken, self._load_until = sick, broken, load_until
         self.peak = 0  # maximum number of concurrent sequences
@@ -220,17 +224,29 @@ class FakeBackend:
         name = spec.reference.rpartition("/")[2]
         return Footprint(name, spec.reference, 90, 10, least_cache=10, most_cache=20)
 
+    def fetch(self, spec: ModelSpec) -> None:
+        if spec.reference.startswith("gated"):
+            raise JobError("model_not_found", f"{spec.reference} is gated")
+
     def load(self, spec: ModelSpec) -> ModelInfo:
         self.loaded.append(spec)
         reference = spec.reference
         while self._load_until and not Path(self._load_until).exists():
             time.sleep(0.01)
-        if reference.startswith("broken"):
+        time.sleep(self._load_seconds)
+        if reference.startswith("broken") or reference in self.missing:
             raise JobError("unsupported_model", f"{reference} can't be loaded")
         info: dict[str, Any] = dict.fromkeys(ModelInfo.__dataclass_fields__, "fake")
         info |= {"parameters": 1, "weight_bytes": 1, "context_length": 4096}
         info |= {"name": reference.rpartition("/")[2], "reference": reference}
+        self.resident[info["name"]] = 100 + (spec.cache_bytes or 0)
+        self.peak_bytes = max(self.peak_bytes, sum(self.resident.values()))
         return ModelInfo(**info)
+
+    def unload(self, model: str) -> None:
+        with self._lock:
+            assert not [one for one in self._handles if one.request.model == model]
+        del self.resident[model]
 
     def room(self, model: str, *, bulk: bool) -> int:
         with self._lock:

@@ -56,7 +56,7 @@ def main() -> int:
     atexit.register(gc.freeze)  # as the command does
     options = json.loads(sys.argv[1])
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
-    names = ("max_batch", "delay", "hangs", "sick", "broken", "load_until")
+    names = ("max_batch", "delay", "hangs", "sick", "broken", "load_until", "budget")
     given = {name: options.pop(name) for name in names if name in options}
     script = options.pop("script", None)
     prompt_caches = tuple(Path(one) for one in options.pop("prompt_caches", []))

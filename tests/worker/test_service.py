@@ -16,6 +16,7 @@ from tests.worker.site import QUICK, Site, WorkerProcess
 from worker import tasks
 from worker.backend import Footprint
 from worker.model_spec import ModelSpec
+from worker.residency.states import Residence
 from worker.service import serve
 
 
@@ -27,25 +28,31 @@ def test_two_models_with_the_same_name_are_refused(site: Site) -> None:
 
 
 def test_models_under_a_budget_are_loaded_with_shares_of_it(site: Site) -> None:
-    backend = FakeBackend(budget=240)
+    backend = FakeBackend(budget=256)
     specs = [ModelSpec(reference="one"), ModelSpec(reference="two", cache_bytes=12)]
     serve(backend, specs, redis_url=site.url, results=site.folder, burst=True, **QUICK)
-    assert [spec.cache_bytes for spec in backend.loaded] == [10 + (240 - 222) // 2, 12]
+    assert [spec.cache_bytes for spec in backend.loaded] == [20, 12]
 
 
-def test_models_that_do_not_fit_into_the_budget_are_refused_with_the_sum(site: Site) -> None:
+def test_pinned_models_that_do_not_fit_into_the_budget_are_refused_with_the_sum(site: Site) -> None:
     backend = FakeBackend(budget=2**20)
     backend.footprint = lambda spec: Footprint(  # type: ignore[method-assign]
         spec.reference, spec.reference, 2**19, 2**18, least_cache=0, most_cache=0
     )
     specs = [ModelSpec(reference=name) for name in ("one", "two")]
     with pytest.raises(JobError) as failure:
-        serve(backend, specs, redis_url=site.url, results=site.folder, burst=True, **QUICK)
+        serve(
+            backend,
+            specs,
+            redis_url=site.url,
+            results=site.folder,
+            residences={name: Residence(pin=True) for name in ("one", "two")},
+        )
     assert failure.value.message.splitlines() == [
-        "the models that stay in memory do not fit into --memory 1024 KiB:",
+        "the pinned models do not fit into --memory 1024 KiB:",
         "  one: 768 KiB (weights 512 KiB, activations 256 KiB, cache 0 KiB)",
         "  two: 768 KiB (weights 512 KiB, activations 256 KiB, cache 0 KiB)",
-        "  together 1536 KiB: give more memory, or fewer models",
+        "  together 1536 KiB: give more memory, or pin fewer",
     ]
     assert backend.loaded == []
 

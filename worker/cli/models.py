@@ -1,4 +1,7 @@
-"""`chatjobs models`: checks whether a model runs here without its weights; quantises models."""
+"""`chatjobs models`: checks whether a model runs here without its weights; quantises models.
+
+The commands to running workers are in model_commands.py.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import click
 from jobs.cli.failures import Failure
 from jobs.cli.options import json_option
 from jobs.cli.output import echo, print_json
+from worker.cli.model_commands import MODEL_COMMANDS
 from worker.cli.model_facts import facts_of, kernels, obstacle_of
 from worker.cli.options import (
     KINDS,
@@ -29,7 +33,11 @@ if TYPE_CHECKING:
 
 @click.group()
 def models() -> None:
-    """Inspect and convert models without loading them."""
+    """Inspect and convert models without loading them; bring them into the memory of workers."""
+
+
+for _command in MODEL_COMMANDS:
+    models.add_command(_command)
 
 
 @models.command()

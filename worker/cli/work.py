@@ -41,6 +41,7 @@ from worker.cli.options import (
 from worker.cli.private_redis import private_redis, private_redis_hint
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
+from worker.residency.states import Residence
 
 
 def _check_memory(
@@ -86,6 +87,15 @@ def _check_memory(
     metavar="AMOUNT",
     help="Memory that all models together may take, with their caches: a percentage of the device "
     "or of the container's limit, or a size such as 12GiB. [default: what is free]",
+)
+@click.option(
+    "--max-wait",
+    type=Seconds(min=0),
+    default=30,
+    show_default=True,
+    metavar="S",
+    help="With --memory and models that do not fit together: seconds that a job waits for its "
+    "model before models with waiting jobs make room.",
 )
 @dtype_option
 @quantize_option
@@ -198,6 +208,7 @@ def work(
     no_record: bool,
     device: str,
     memory: MemoryAmount | None,
+    max_wait: float,
     dtype: str,
     quantize: str | None,
     keep_quantised: bool,
@@ -264,6 +275,7 @@ def work(
         prompt_caches=prompt_caches,
     )
     specs = [replace(options, reference=reference) for reference in models]
+    residences: dict[str, Residence] = {}
     if config is not None:
         from worker.cli.worker_config import read_config
 
@@ -272,6 +284,9 @@ def work(
             specs += [entry.spec(options, config.parent) for entry in found.models]
         except JobError as error:
             raise refusal(error) from None
+        residences = {entry.model: entry.residence for entry in found.models}
+        if found.max_wait is not None and not _is_given("max_wait"):
+            max_wait = found.max_wait
         if found.device is not None and not _is_given("device"):
             device = found.device
         if found.memory is not None and not _is_given("memory"):
@@ -315,6 +330,8 @@ def work(
                 grace=grace,
                 burst=burst,
                 http=http,
+                residences=residences,
+                max_wait=max_wait,
             )
         except JobError as error:
             raise refusal(error) from None

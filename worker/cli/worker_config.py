@@ -18,6 +18,7 @@ from jobs.errors import JobError, invalid
 from worker.cli.options import DEVICE
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
+from worker.residency.states import Residence, keep_alive_seconds
 
 
 def _amount(text: str) -> str:
@@ -26,6 +27,14 @@ def _amount(text: str) -> str:
     except JobError as error:
         raise ValueError(error.message) from None
     return text
+
+
+def _keep_alive(value: float | str) -> float | str:
+    try:
+        keep_alive_seconds(value)
+    except JobError as error:
+        raise ValueError(error.message) from None
+    return value
 
 
 def _device(text: str) -> str:
@@ -51,6 +60,15 @@ class ModelEntry(Wire):
 
     model: Name = Field(description="'demo', a folder, a GGUF file or a repository id")
     aliases: list[Name] = Field(default=[], description="further names that requests may use")
+    pin: StrictBool = Field(
+        default=False, description="always in memory: loaded at the start, never unloaded"
+    )
+    preload: StrictBool = Field(default=True, description="loaded at the start if there is room")
+    keep_alive: Annotated[float | str, AfterValidator(_keep_alive)] = Field(
+        default=-1,
+        description="seconds without jobs, or '5m', after which it is unloaded; 0: at once, -1: "
+        "when others need the memory",
+    )
     dtype: Literal["auto", "bf16", "fp16", "fp32"] | None = None
     quantize: Literal["q8"] | None = None
     keep_quantised: StrictBool | None = None
@@ -66,6 +84,13 @@ class ModelEntry(Wire):
     prompt_caches: list[Name] | None = Field(
         default=None, description="files of `chatjobs prompts save`"
     )
+
+    @property
+    def residence(self) -> Residence:
+        """How the model comes and goes."""
+        return Residence(
+            pin=self.pin, preload=self.preload, keep_alive=keep_alive_seconds(self.keep_alive)
+        )
 
     def spec(self, defaults: ModelSpec, folder: Path) -> ModelSpec:
         """The options of the model. `defaults`: those of the command; `folder`: that of the file,
@@ -96,6 +121,11 @@ class WorkerConfig(Checked):
     )
     memory: Amount | None = Field(
         default=None, description="that all models together may take: 90% of the device, 12GiB"
+    )
+    max_wait: Annotated[float, Field(ge=0)] | None = Field(
+        default=None,
+        description="seconds that a job waits for its model before models with waiting jobs make "
+        "room",
     )
     models: Annotated[list[ModelEntry], Field(min_length=1)]
 

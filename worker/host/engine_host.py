@@ -8,12 +8,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
 
 from jobs.errors import JobError
 from jobs.operations import Operation, Request
-from jobs.sizes import counted
+from jobs.sizes import counted, size_text
 from worker.backend import Footprint, Health, MemoryUse, ModelInfo, Sink
 from worker.device import Device, choose_device
 from worker.engine.engine import EngineCore
@@ -21,19 +25,51 @@ from worker.engine.footprint import footprint
 from worker.engine.prompt_caches import keep_sessions, pin_prompt_cache, read_prompt_cache
 from worker.engine.runner import Sample
 from worker.host.preparer import Preparation, Preparer
+from worker.loading.load import fetch
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
 from worker.processes.pages import trim_heap
+from worker.processes.resident import resident_bytes
 from worker.processes.tuning import freeze_gc_heap, tune, unfreeze_gc_heap
 from worker.sampling.sampler import sample
+from worker.speculative.drafting import NGRAM
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STATE_BYTES = 8 * 2**30  # in a state folder, by default
 LONGEST_SLEEP_SECONDS = 0.5  # maximum sleep of the engine thread between two looks for work
 IDLE_SLEEPS = 4  # consecutive sleeps after which free memory is returned to the system
 
-Command = tuple[Callable[[], ModelInfo], Future[ModelInfo]]
+Command = tuple[Callable[[], Any], Future[Any]]
+
+
+class Counters(NamedTuple):
+    """What engines have counted, of those that are unloaded as well."""
+
+    steps: int = 0
+    tokens_generated: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    draft_steps: int = 0
+
+    @classmethod
+    def of(cls, engine: EngineCore) -> Counters:
+        return cls(
+            engine.steps,
+            engine.tokens_generated,
+            engine.prefix.prompt_tokens,
+            engine.prefix.cached_tokens,
+            engine.speculation.drafted_tokens,
+            engine.speculation.accepted_tokens,
+            engine.speculation.steps,
+        )
+
+    def plus(self, other: Counters) -> Counters:
+        return Counters(*map(add, self, other))
 
 
 class EngineHost:
@@ -61,6 +97,8 @@ class EngineHost:
         # any thread may read them.
         self._engines: dict[str, EngineCore] = {}
         self._by_name: dict[str, EngineCore] = {}
+        # The engines, and what those have counted that are unloaded: replaced together.
+        self._counted: tuple[tuple[EngineCore, ...], Counters] = ((), Counters())
         self._work = threading.Event()
         self._load_engine = partial(
             EngineCore.load,
@@ -83,18 +121,19 @@ class EngineHost:
         self._thread.start()
 
     def health(self) -> Health:
-        engines = self._engines.values()
+        engines, total = self._counted
+        total = reduce(Counters.plus, map(Counters.of, engines), total)
         return Health(
             alive=self._thread.is_alive() and self._preparer.alive,
-            progress=sum(engine.steps for engine in engines) + self._preparer.prepared,
+            progress=total.steps + self._preparer.prepared,
             running=sum(engine.running for engine in engines),
             waiting=sum(engine.waiting + sum(self._coming(engine).values()) for engine in engines),
-            tokens_generated=sum(engine.tokens_generated for engine in engines),
-            prompt_tokens=sum(engine.prefix.prompt_tokens for engine in engines),
-            cached_tokens=sum(engine.prefix.cached_tokens for engine in engines),
-            drafted_tokens=sum(engine.speculation.drafted_tokens for engine in engines),
-            accepted_tokens=sum(engine.speculation.accepted_tokens for engine in engines),
-            draft_steps=sum(engine.speculation.steps for engine in engines),
+            tokens_generated=total.tokens_generated,
+            prompt_tokens=total.prompt_tokens,
+            cached_tokens=total.cached_tokens,
+            drafted_tokens=total.drafted_tokens,
+            accepted_tokens=total.accepted_tokens,
+            draft_steps=total.draft_steps,
             error=self._error,
             loading=self._loading,
         )
@@ -113,10 +152,18 @@ class EngineHost:
     def footprint(self, spec: ModelSpec) -> Footprint:
         return self._footprint(spec)
 
+    def fetch(self, spec: ModelSpec) -> None:
+        fetch(spec)
+        if spec.draft not in (None, NGRAM):
+            fetch(spec.of_draft(spec.draft))
+
     def load(self, spec: ModelSpec) -> ModelInfo:
         # OpenMP starts a team of threads for each thread that computes. Two teams would share the
         # cores and halve the speed, so the engine thread loads as well.
         return self._execute(partial(self._load, spec))
+
+    def unload(self, model: str) -> None:
+        self._execute(partial(self._unload, model))
 
     def room(self, model: str, *, bulk: bool) -> int:
         engine = self._engine(model)
@@ -131,7 +178,8 @@ class EngineHost:
         self._thread.join()
         self._preparer.close()
         unfreeze_gc_heap()
-        engines, self._engines, self._by_name = self._engines, {}, {}
+        engines, self._by_name = self._engines, {}
+        self._set(())
         for engine in engines.values():
             self.device.remove(engine)
             engine.close()
@@ -152,9 +200,9 @@ class EngineHost:
             )
         return engine
 
-    def _execute(self, command: Callable[[], ModelInfo]) -> ModelInfo:
+    def _execute(self, command: Callable[[], T]) -> T:
         """Run a command on the engine thread and wait for its result."""
-        future: Future[ModelInfo] = Future()
+        future: Future[T] = Future()
         self._commands.append((command, future))
         self._work.set()
         while not wait((future,), LONGEST_SLEEP_SECONDS).done:
@@ -178,11 +226,33 @@ class EngineHost:
         finally:
             self._loading = False
         self.device.add(engine)
-        self._engines = {**self._engines, engine.info.name: engine}
+        self._set((*self._engines.values(), engine))
         names = (*spec.aliases, spec.reference, engine.info.name)
         self._by_name = {**self._by_name, **dict.fromkeys(names, engine)}
         freeze_gc_heap()
         return engine.info
+
+    def _unload(self, name: str) -> None:
+        engine, before = self._engines[name], resident_bytes()
+        self._by_name = {one: kept for one, kept in self._by_name.items() if kept is not engine}
+        past = self._counted[1].plus(Counters.of(engine))
+        self._set([kept for kept in self._engines.values() if kept is not engine], past)
+        self.device.remove(engine)
+        weights = engine.weight_bytes
+        engine.close()
+        del engine
+        unfreeze_gc_heap()  # what was loaded is in cycles that only the collector frees
+        freeze_gc_heap()
+        trim_heap()
+        if self.device.torch.type == "cuda":
+            torch.cuda.empty_cache()
+        freed = size_text(max(0, before - resident_bytes()))
+        logger.info("unloaded %s, with weights of %s: %s freed", name, size_text(weights), freed)
+
+    def _set(self, engines: Iterable[EngineCore], past: Counters | None = None) -> None:
+        kept = tuple(engines)
+        self._engines = {engine.info.name: engine for engine in kept}
+        self._counted = (kept, self._counted[1] if past is None else past)
 
     def _load_states(self, engine: EngineCore, prompt_caches: Iterable[Path]) -> None:
         for path in prompt_caches:
@@ -205,17 +275,20 @@ class EngineHost:
                 elif not self._work.wait(LONGEST_SLEEP_SECONDS):
                     sleeps += 1
                     if sleeps == IDLE_SLEEPS:
-                        for engine in self._engines.values():
-                            engine.trim()
-                        trim_heap()
+                        self._trim()
         except BaseException as error:
             # A step handles the errors of its sequences, so this is a defect. The worker's watchdog
             # finds the thread dead; the worker then returns its jobs and ends.
             self._error = f"{type(error).__name__}: {error}"
             logger.exception("the engine thread died")
 
+    def _trim(self) -> None:
+        for engine in self._engines.values():
+            engine.trim()
+        trim_heap()
 
-def _run(command: Callable[[], ModelInfo], future: Future[ModelInfo]) -> None:
+
+def _run(command: Callable[[], Any], future: Future[Any]) -> None:
     try:
         future.set_result(command())
     except BaseException as error:  # raised again in the thread that waits

@@ -109,8 +109,17 @@ class Preparer:
         self._thread.join()
 
     def _loop(self) -> None:
-        while (preparation := self._queue.get()[2]) is not None:
-            preparation.run()
-            with self._lock:
-                del self._waiting[preparation]
-            self.prepared += 1
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Run the next preparation; False at the end. Nothing keeps it, or its engine, afterwards:
+        that may be unloaded while the thread waits."""
+        preparation = self._queue.get()[2]
+        if preparation is None:
+            return False
+        preparation.run()
+        with self._lock:
+            del self._waiting[preparation]
+        self.prepared += 1
+        return True

@@ -167,6 +167,13 @@ def load(spec: ModelSpec, device: Device) -> LoadedModel:
     )
 
 
+def fetch(spec: ModelSpec) -> None:
+    """Download the weights of a hub model, unless they are here. Raises JobError."""
+    source = find(spec.reference, spec.download_dir)
+    if source.needs_download:
+        source.download_weights()
+
+
 def bos_of(source: ModelSource, tokenizer: Tokenizer, wanted: bool | None) -> str:
     """The token with which prompts begin; `wanted`: what the user says, else the model decides."""
     token = source.special_tokens.get("bos_token", "")

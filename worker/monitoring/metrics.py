@@ -86,7 +86,7 @@ class WorkerCollector(Collector):
         if results is not None:
             writes = int(not results["error"])
             yield _gauge("chatjobs_results_writable", "1 while rows can be written.", writes)
-        models = {((one.name, one.dtype, one.device), 1) for one in sources.served.values()}
+        models = {((one.name, one.dtype, one.device), 1) for one in sources.served.loaded}
         labels = ["model_name", "dtype", "device"]
         yield _gauge("chatjobs_model_info", "The models that are served.", models, labels)
 

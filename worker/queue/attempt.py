@@ -6,7 +6,7 @@ Uses no Redis: attempts.py moves attempts from claim to settlement.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from jobs.store.claimed_job import ClaimedJob, Lease, ran_too_long, waited_too_l
 from jobs.store.rq_layout import request_of
 from jobs.store.settlement import Settlement, failed_attempts, settlement_of
 from jobs.store.turns import History
-from worker.backend import Handle, ModelInfo, Outcome
+from worker.backend import Handle, Outcome
 from worker.queue.publisher import StreamBuffer
 
 logger = logging.getLogger(__name__)
@@ -78,8 +78,9 @@ class Attempt:
         return error
 
 
-def make_attempt(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
-    """Check a claimed job, whoever submitted it, and make an attempt of it. Raises JobError."""
+def make_attempt(claimed: ClaimedJob, models: Collection[str]) -> Attempt:
+    """Check a claimed job, whoever submitted it, and make an attempt of it. `models`: the names
+    that requests may use. Raises JobError."""
     if claimed.fault is not None:
         raise claimed.fault
     if claimed.cancelled:

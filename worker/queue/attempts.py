@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import redis
@@ -19,7 +20,7 @@ from jobs.store.claimed_job import ClaimedJob, Lease
 from jobs.store.damage import Damaged
 from jobs.store.job_store import JobStore
 from jobs.store.settlement import Settlement
-from worker.backend import Assembly, Backend, MachineError, ModelInfo, Outcome
+from worker.backend import Assembly, Backend, MachineError, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, make_attempt
 from worker.queue.attempt_sink import AttemptSink, Event, Pending, Woken
 from worker.queue.circuit_breaker import CircuitBreaker
@@ -55,12 +56,13 @@ def _reason(error: redis.RedisError, size: int) -> str:
 
 
 class Attempts:
-    """All running attempts, by job id in the order of their claims."""
+    """All running attempts, by job id in the order of their claims. `models`: the own name of each
+    model, by the names that requests may use."""
 
     def __init__(
         self,
         backend: Backend,
-        models: Mapping[str, ModelInfo],
+        models: Mapping[str, str],
         store: JobStore,
         publisher: Publisher,
         settlements: SettlementBuilder,
@@ -72,6 +74,8 @@ class Attempts:
         self._store, self._publisher, self._settlements = store, publisher, settlements
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._running: dict[str, Attempt] = {}
+        # When an attempt of each model began or ended last (monotonic), by its own name.
+        self.used_at: dict[str, float] = {}
         self._ended: list[Attempt] = []  # of those, with an outcome
         self._refused: list[Settlement] = []  # of jobs that were not started
         self._failed = False  # the last settlement was not taken
@@ -90,6 +94,11 @@ class Attempts:
         return bool(self._running or self._refused)
 
     @property
+    def running(self) -> Counter[str]:
+        """Number of attempts by the own names of their models."""
+        return Counter(map(self._own_name, self))
+
+    @property
     def leases(self) -> list[Lease]:
         """The leases of all jobs of this worker that are not settled."""
         refused = [settlement.lease for settlement in self._refused]
@@ -103,12 +112,13 @@ class Attempts:
         try:
             attempt = make_attempt(claimed, self._models)
         except JobError as error:
-            self._refuse(claimed, error)
+            self.refuse(claimed, error)
             return 0
         except BaseException as error:  # a bad job must not end the worker
-            self._refuse(claimed, failure_of(error))
+            self.refuse(claimed, failure_of(error))
             return 0
         self._running[claimed.lease.job] = attempt
+        self.used_at[self._own_name(attempt)] = time.monotonic()
         attempt.breaker_epoch = self._breaker.epoch
         try:
             sink = AttemptSink(attempt, self._events)
@@ -281,13 +291,14 @@ class Attempts:
         )
         self._ended.append(attempt)
 
-    def _refuse(self, claimed: ClaimedJob, error: JobError) -> None:
+    def refuse(self, claimed: ClaimedJob, error: JobError) -> None:
+        """Fail a claimed job, which is not started."""
         self._refused.append(self._settlements.for_error(claimed, error))
 
     def _model_of(self, lease: Lease) -> str:
         """The own name of the model of a job's queue, which is served or was so."""
         name, _ = self._store.model_of(lease)
-        return self._models[name].name if name in self._models else name
+        return self._models.get(name, name)
 
     def _is_running(self, attempt: Attempt) -> bool:
         return self._running.get(attempt.lease.job) is attempt
@@ -297,3 +308,8 @@ class Attempts:
             self._ended.remove(attempt)
         if self._is_running(attempt):
             del self._running[attempt.lease.job]
+            self.used_at[self._own_name(attempt)] = time.monotonic()
+
+    def _own_name(self, attempt: Attempt) -> str:
+        """The own name of the model of an attempt."""
+        return self._models.get(attempt.request.model, attempt.request.model)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from jobs import keys
 from jobs.store.served_queues import queues_of
 from worker.backend import Backend
+from worker.queue.served import Served
+
+REFUSED_JOBS = 100  # of a model that can't be loaded, that are failed after one claim
 
 
 class Capacity:
-    """Shrinks as jobs are started.
+    """Shrinks as jobs are started. There is none for models that are not open.
 
-    models: the name of the model, by each name that has queues. single: room for one job in all.
+    single: room for one job in all.
     """
 
-    def __init__(self, backend: Backend, models: Mapping[str, str], *, single: bool) -> None:
-        self._models, self._single = models, single
+    def __init__(self, backend: Backend, served: Served, *, single: bool) -> None:
+        self._single = single
+        refused, self._models = served.refused_names, served.open_names
         self._left = {
             (model, bulk): backend.room(model, bulk=bulk)
-            for model in set(models.values())
+            for model in set(self._models.values())
             for bulk in (False, True)
         }
+        self._models |= refused
+        for model in set(refused.values()):
+            self._left |= {(model, False): REFUSED_JOBS, (model, True): REFUSED_JOBS}
         self._first = dict(self._left)
 
     @property
@@ -30,7 +35,7 @@ class Capacity:
 
     @property
     def everywhere(self) -> bool:
-        """True if there is room for each model and priority."""
+        """True if there is room for each model that is open, and each priority."""
         return all(left > 0 for left in self._left.values())
 
     @property
@@ -46,6 +51,8 @@ class Capacity:
 
     def of(self, name: str, bulk: bool) -> int:
         """The number of sequences of a model that may be started."""
+        if name not in self._models:
+            return 0
         left = max(0, self._left[self._models[name], bulk])
         return min(left, 1) if self._single else left
 

@@ -29,7 +29,8 @@ BURST_SECONDS = 0.1  # pause between polls of empty queues if the worker ends wh
 class Claimer:
     """Owns the time of the next claim. Used by the loop's thread.
 
-    lease_seconds: of the worker. burst: poll, and note when the queues are `drained`.
+    lease_seconds: of the worker. burst: poll, and note when the queues are `drained`. others_wait:
+    True if jobs wait for models that are not open.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class Claimer:
         *,
         lease_seconds: float,
         burst: bool,
+        others_wait: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._others_wait = others_wait
         self._backend, self._served, self._store = backend, served, store
         self._workers, self._attempts, self._watchdog = workers, attempts, watchdog
         self._admission, self._breaker = admission, breaker
@@ -101,9 +104,9 @@ class Claimer:
             self._breaker.settled()
         if (self._isolating and not idle) or not self._breaker.may_claim():
             return
-        capacity = Capacity(self._backend, self._served.model_names, single=self._breaker.half_open)
+        capacity = Capacity(self._backend, self._served, single=self._breaker.half_open)
         self._waker.pass_on(capacity.wake_keys)
-        if not capacity.any:
+        if self._served.open_names and not capacity.any:
             return
         self._woken = False  # before the claim: it may be set while that runs
         found, held_seconds = self._store.claim(capacity.of, suspects=idle)
@@ -116,7 +119,12 @@ class Claimer:
         else:
             # A job that another worker has started comes back if that worker dies.
             none_left = capacity.everywhere and held_seconds == math.inf
-            self.drained = self._burst and none_left and not self._store.any_unsettled()
+            self.drained = (
+                self._burst
+                and none_left
+                and not self._store.any_unsettled()
+                and not self._others_wait()
+            )
             pause = min(held_seconds, BURST_SECONDS if self._burst else math.inf)
             self._next_claim = now + pause
             self._waker.arm(capacity.wake_keys)
@@ -130,7 +138,9 @@ class Claimer:
         is idle: then one per queue claims nothing until it is idle itself."""
         if not self._attempts or self.pause:
             return
-        waiting = self._store.suspects()
+        waiting = {
+            queue for queue in self._store.suspects() if self._served.is_open(keys.model_of(queue))
+        }
         for queue in self._suspects & waiting:
             if self._workers.elect_isolated(queue, self._lease_seconds):
                 self._isolating = True
@@ -155,7 +165,10 @@ class Claimer:
         for job in claimed:
             name, bulk = self._store.model_of(job.lease)
             may_start = not self._stopped and self._breaker.epoch == epoch
-            if may_start and capacity.of(name, bulk):
+            refusal = self._served.refusal(name)
+            if refusal is not None:
+                self._attempts.refuse(job, refusal)
+            elif may_start and capacity.of(name, bulk):
                 capacity.use(name, bulk, self._attempts.start(job))
                 self._watchdog.touch()  # starting many jobs may take minutes
             else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import redis
 
@@ -37,11 +38,21 @@ COMMAND_SECONDS = 0.1  # the same while a command of an operator runs
 BUSY_SECONDS = 0.005  # wait for the engine's next event while jobs run
 
 
+class Residency(Protocol):
+    """Brings models into memory. See worker.residency.manager."""
+
+    def step(self) -> None:
+        """Called in each round. Raises redis.RedisError."""
+
+    def stop(self) -> None:
+        """Bring no more models in. May be called from any thread."""
+
+
 class WorkerLoop:
     """`run` serves until the worker is stopped. Its collaborators are constructor arguments.
 
     grace: seconds that running jobs get after the first request to stop. on_idle: called when the
-    last running job is settled.
+    last running job is settled. residency: which models are in memory; None: always the same.
     """
 
     def __init__(
@@ -60,11 +71,13 @@ class WorkerLoop:
         lease_seconds: float,
         grace: float,
         on_idle: Callable[[], None],
+        residency: Residency | None = None,
     ) -> None:
         self._store, self._attempts, self._claimer = store, attempts, claimer
         self._membership, self._reaper = membership, reaper
         self._control, self._operator = control, operator
         self._metrics, self._watchdog, self._stages = metrics, watchdog, stages
+        self._residency = residency
         self._outage = Outage()
         self._check_seconds = lease_seconds / CHECKS_PER_LEASE
         self._grace, self._on_idle = grace, on_idle
@@ -84,6 +97,8 @@ class WorkerLoop:
         self.aborted = self.stop_at is not None
         self.stop_at = time.monotonic() + (0.0 if self.aborted else self._grace)
         self._claimer.stop()
+        if self._residency is not None:
+            self._residency.stop()
         self._membership.announce_stop()
         self._attempts.wake()
 
@@ -106,6 +121,8 @@ class WorkerLoop:
                     self._check()
                     run("answering operators", self._operator.send)
                     self._enforce_deadlines()
+                    if self._residency is not None:
+                        run("bringing models in", self._residency.step)
                     run("looking for jobs", self._claimer.look)
                     if not run("claiming jobs", self._claimer.claim):
                         self._claimer.claim_soon()

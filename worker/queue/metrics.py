@@ -10,24 +10,26 @@ from typing import Any
 from jobs import keys
 from jobs.errors import JobError
 from jobs.operations import OPERATIONS
-from worker.backend import Backend, ModelInfo
+from worker.backend import Backend
 from worker.processes.resident import resident_bytes
+from worker.queue.served import Served
 
 
 class Metrics:
     """The metrics of a backend. The speed is the one since the last call of `read`.
 
-    models: by each name that has queues; their owner may change them. results: the state of the
-    worker's recorder; None if it writes no rows.
+    models: their owner may change them. results: the state of the worker's recorder; None if it
+    writes no rows. residency: what the worker says of models that come and go.
     """
 
     def __init__(
         self,
         backend: Backend,
-        models: Mapping[str, ModelInfo],
+        models: Served,
         results: Callable[[], Mapping[str, str] | None] = lambda: None,
+        residency: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self._backend, self._results = backend, results
+        self._backend, self._results, self._residency = backend, results, residency
         self._models = models
         self._started_at = time.time()
         self._tokens, self._read_at = 0, time.monotonic()
@@ -45,7 +47,7 @@ class Metrics:
         tokens, seconds = health.tokens_generated - self._tokens, now - self._read_at
         self._tokens, self._read_at = health.tokens_generated, now
         return {
-            "models": sorted({model.name for model in self._models.values()}),
+            "models": sorted(set(self._models.values())),
             "names": sorted(self._models),
             "funcs": sorted(OPERATIONS),
             "started_at": self._started_at,
@@ -55,6 +57,7 @@ class Metrics:
             "paused": sick or pause,
             "healthy": not sick,
             "results": self._results(),
+            **self._residency(),
             "room": self._room() if claims and not (sick or pause) else {},
             "running": health.running,
             "waiting": health.waiting,
@@ -70,7 +73,7 @@ class Metrics:
     def _room(self) -> dict[str, int]:
         """Number of sequences that may be started, by queue."""
         return {
-            keys.queue(name, priority): self._backend.room(model.name, bulk=priority == "bulk")
-            for name, model in self._models.items()
+            keys.queue(name, priority): self._backend.room(model, bulk=priority == "bulk")
+            for name, model in self._models.open_names.items()
             for priority in ("interactive", "bulk")
         }

@@ -101,9 +101,9 @@ def _too_many(kept: Sequence[Footprint], least: Mapping[str, Share], budget: int
         "out_of_memory",
         "\n".join(
             [
-                f"the models that stay in memory do not fit into --memory {size(budget)}:",
+                f"the pinned models do not fit into --memory {size(budget)}:",
                 *lines,
-                f"  together {size(total)}: give more memory, or fewer models",
+                f"  together {size(total)}: give more memory, or pin fewer",
             ]
         ),
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,7 @@ from worker.engine.engine import EngineCore
 from worker.host.engine_host import EngineHost
 from worker.local.collect import CollectingSink
 from worker.model_spec import ModelSpec
+from worker.processes.resident import resident_bytes
 from worker.prompt.builder import Prompt, PromptBuilder
 
 
@@ -49,6 +52,33 @@ def test_an_idle_engine_frees_the_storage_of_its_cache(
     name = host.load(spec(path)).name
     chat(host, ask("question").model_copy(update={"model": name}))
     wait_until(lambda: host.memory().cache == host._engines[name].book.kept.nbytes > 0)
+
+
+def test_an_unloaded_model_leaves_no_memory_and_can_be_loaded_again(
+    host: EngineHost, path: Path, tmp_path: Path
+) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}
+    large = spec(make_checkpoint(tmp_path / "large", "qwen3", **sizes))
+    other = host.load(spec(path)).name
+    request = ask("question").model_copy(update={"model": "large", "temperature": 0.0})
+    answers, loaded, left = set(), 0, []
+    for _ in range(3):  # the first two also take what stays: modules, the allocator's memory
+        info = host.load(large)
+        engine = weakref.ref(host._engines[info.name])
+        answers.add(chat(host, request))
+        loaded, tokens = resident_bytes(), host.health().tokens_generated
+        host.unload(info.name)
+        left.append(resident_bytes())
+        assert engine() is None
+        assert [one.owner for one in host.device.held] == [other]
+        assert host.health().tokens_generated == tokens > 0
+        with pytest.raises(JobError, match=f"model 'large' is not loaded; loaded: {other}"):
+            host.room("large", bulk=False)
+    assert info.weight_bytes > 50e6
+    assert loaded - left[2] > 0.9 * info.weight_bytes
+    assert left[2] - left[1] < 0.1 * info.weight_bytes
+    assert len(answers) == 1
+    chat(host, ask("question").model_copy(update={"model": other}))
 
 
 def test_many_threads_submit_and_one_thread_steps(

@@ -22,6 +22,7 @@ from tests.worker.site import PATIENCE, QUICK, ROOT, Site, wait_until
 from worker.model_spec import ModelSpec
 from worker.queue.capacity import Capacity
 from worker.queue.loop import LEASE_SECONDS
+from worker.queue.served import Served
 from worker.queue.waker import Waker
 from worker.service import serve
 
@@ -226,7 +227,7 @@ def test_a_worker_without_room_for_bulk_jobs_leaves_their_tokens(site: Site) -> 
             return 0 if bulk else 4
 
     backend = Full()
-    capacity = Capacity(backend, {"fake": "fake"}, single=False)
+    capacity = Capacity(backend, Served([backend.load(ModelSpec(reference="fake"))]), single=False)
     woken: list[int] = []
     waker = Waker(
         WakeLists(redis.Redis.from_url(site.url), site.redis), OWN_KEY, lambda: woken.append(1)

@@ -27,6 +27,7 @@ from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import Site
 from worker.backend import Outcome, Sink
 from worker.queue.metrics import Metrics
+from worker.queue.served import Served
 
 
 class LengthRequest(Checked):
@@ -124,7 +125,7 @@ def test_jobs_of_another_operation_end_beside_chats(
 ) -> None:
     first, chat, second = lengths("a", "bcd"), site.submit(), lengths("ef")
     backend = Measuring()
-    published = Metrics(backend, {}).read(time.monotonic())
+    published = Metrics(backend, Served()).read(time.monotonic())
     assert published["funcs"] == sorted((CHAT.func, SCORE.func, LENGTHS.func))
     site.burst(backend)
     assert backend.costs == [2, 1]

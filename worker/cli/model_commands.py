@@ -1,0 +1,113 @@
+"""`chatjobs models load|unload|pin|unpin`: command a running worker, and wait for its answer.
+
+They need an operator's rights in Redis, as `chatjobs workers` does, and no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobs.cli.options import Seconds, client, json_option, quiet_option, redis_option
+from jobs.cli.output import echo, print_json
+from jobs.errors import JobError
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+
+def _commands_models(command: Callable[[], None]) -> Callable[..., Any]:
+    """The argument and options of a command about a model, which is sent by its name."""
+
+    @click.argument("model")
+    @click.option(
+        "--worker",
+        metavar="NAME",
+        help="The worker, or the beginning of its name. [default: the only one that serves MODEL]",
+    )
+    @click.option("--timeout", type=Seconds(min=0), metavar="S", help="Fail after S seconds.")
+    @json_option
+    @quiet_option
+    @redis_option
+    @functools.wraps(command)
+    def run(
+        model: str,
+        worker: str | None,
+        timeout: float | None,
+        as_json: bool,
+        quiet: bool,
+        redis_url: str,
+    ) -> None:
+        from jobs.store.operator import send
+
+        with client(redis_url, quiet=quiet) as connected:
+            name = _worker_of(connected.redis, model, worker)
+            facts: Mapping[str, Any] = {}
+            for answer in send(connected.redis, name, command.__name__, {"model": model}).answers(
+                timeout
+            ):
+                facts = answer.facts
+                if not (as_json or quiet):
+                    pinned = ", pinned" if facts["pinned"] else ""
+                    echo(f"{name}: {facts['model']} is {facts['state']}{pinned}", err=True)
+        if as_json:
+            print_json({"worker": name, **facts})
+
+    return run
+
+
+@click.command()
+@_commands_models
+def load() -> None:
+    """Bring MODEL into the memory of a worker with --memory, and wait until it takes jobs.
+
+    Others make room, as for a job that has waited for too long.
+    """
+
+
+@click.command()
+@_commands_models
+def unload() -> None:
+    """Free the memory of MODEL in a worker with --memory. One with jobs, or a pinned one, stays."""
+
+
+@click.command()
+@_commands_models
+def pin() -> None:
+    """Keep MODEL in the memory of a worker with --memory until it is unpinned, or the worker ends.
+
+    It is loaded first, if it is not in memory.
+    """
+
+
+@click.command()
+@_commands_models
+def unpin() -> None:
+    """Let MODEL make room for others again."""
+
+
+MODEL_COMMANDS = (load, unload, pin, unpin)
+
+
+def _worker_of(redis: Redis, model: str, given: str | None) -> str:
+    """The name of the worker that is meant. Raises JobError."""
+    from jobs.store.worker_status import read_workers
+
+    running = read_workers(redis)
+    if given is None:
+        found = [one["name"] for one in running if model in one["names"]]
+    else:
+        names = [one["name"] for one in running]
+        found = [given] if given in names else [one for one in names if one.startswith(given)]
+    if len(found) == 1:
+        return str(found[0])
+    if found:
+        which = (
+            f"{len(found)} workers serve '{model}'" if given is None else f"'{given}' begins them"
+        )
+        raise JobError("not_found", f"{which}: {', '.join(found)}; select one with --worker")
+    nobody = f"no running worker serves model '{model}'" if given is None else f"no worker {given}"
+    raise JobError("not_found", f"{nobody}: chatjobs status lists those that are running")
