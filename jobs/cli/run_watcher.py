@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs.cli.failures import Unavailable
+from jobs.cli.waiting import Notices, Rows, reason_of_rows
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class RunWatcher:
         self._total, self._max_error_rate = total, max_error_rate
         self._done = -1
         self._look_at = 0.0  # monotonic: when to look for a reason
-        self._said = ""
+        self._notices = Notices()
 
     def update(self, progress: Progress) -> bool:
         from redis import RedisError
@@ -102,7 +103,6 @@ class RunWatcher:
 
     def _reason(self, progress: Progress) -> str:
         """Why no row ends; "" if there is no reason that is known."""
-        from jobs.cli.waiting import Rows, reason_of_rows
         from jobs.client.serving import nobody_serves
         from jobs.store.worker_status import published
 
@@ -117,8 +117,7 @@ class RunWatcher:
         return ""
 
     def _say(self, text: str) -> None:
-        if text and text != self._said:
-            self._said = text
+        if self._notices.is_news(text):
             self._progress.note(text)
 
 

@@ -32,12 +32,27 @@ class Rows:
     runs: tuple[str, ...]
 
 
-class WaitNotice:
-    """Watches one job at a time, or rows, from a thread of its own; says nothing with `quiet`.
+class Notices:
+    """Knows which of the notices about a wait are news: one with another reason than the notice
+    before, and every minute one in which only numbers have changed."""
 
-    A notice is written when the reason of the wait has changed, and every minute while only
-    numbers in it change.
-    """
+    def __init__(self) -> None:
+        self._last, self._written_at = "", 0.0  # monotonic
+
+    def is_news(self, text: str) -> bool:
+        """True if the notice is to be written, which then counts as written."""
+        if not text or text == self._last:
+            return False
+        another = _NUMBERS.sub("", text) != _NUMBERS.sub("", self._last)
+        if not another and time.monotonic() - self._written_at < REPEAT_SECONDS:
+            return False
+        self._last, self._written_at = text, time.monotonic()
+        return True
+
+
+class WaitNotice:
+    """Watches one job at a time, or rows, from a thread of its own, and writes notices that are
+    news; says nothing with `quiet`."""
 
     def __init__(
         self, connection: Connection, *, quiet: bool, write: Callable[[str], None] | None = None
@@ -47,7 +62,7 @@ class WaitNotice:
         self._job: Job | Rows | None = None
         self._ended = threading.Event()
         self._lock = threading.Lock()  # `watch` returns when no notice is being written
-        self._last, self._written_at = "", 0.0  # monotonic
+        self._notices = Notices()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -83,15 +98,8 @@ class WaitNotice:
                 else:
                     text = reason(self._connection, job)
             with self._lock:
-                if self._job is job and self._is_news(text):
-                    self._last, self._written_at = text, time.monotonic()
+                if self._job is job and self._notices.is_news(text):
                     self._write(text)
-
-    def _is_news(self, text: str) -> bool:
-        if not text or text == self._last:
-            return False
-        another = _NUMBERS.sub("", text) != _NUMBERS.sub("", self._last)
-        return another or time.monotonic() - self._written_at >= REPEAT_SECONDS
 
 
 def reason_of_rows(connection: Connection, rows: Rows) -> str:

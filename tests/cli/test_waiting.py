@@ -9,7 +9,9 @@ import pytest
 
 from jobs import Client
 from jobs.cli import waiting
+from jobs.cli.run_watcher import RunWatcher, Stop
 from jobs.cli.waiting import Rows, WaitNotice
+from jobs.runs.producer import Progress
 from tests.worker.site import wait_until
 
 
@@ -47,3 +49,23 @@ def test_a_reason_is_repeated_with_its_numbers_after_a_while(
     with Client(redis_url) as client:
         written = notices(monkeypatch, client, 0, "the disk is full")
     assert written == [*(f"rows wait for {age} s" for age in range(1, 5)), "the disk is full"]
+
+
+def test_a_run_that_stops_says_once_that_its_rows_run() -> None:
+    notes: list[str] = []
+
+    class Shown:
+        def update(self, *_: Any) -> None: ...
+
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    shown: Any = Shown()
+    nothing: Any = None
+    stop = Stop()
+    watcher = RunWatcher(nothing, nothing, "r", (), shown, stop, total=9, max_error_rate=None)
+    stop.interrupt()
+    for done in range(5):
+        progress = Progress(done, 0, 9, running=9 - done, unwritten=0, tokens=0)
+        assert not watcher.update(progress)
+    assert notes == ["interrupted: waiting for 9 rows that run; Ctrl-C again does not wait"]
