@@ -12,7 +12,8 @@
 #   make gpu-check  on a machine with a GPU: compare it with the CPU, measure it, and write a report,
 #                gpu-check.txt, to attach to an issue; ten minutes
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
-#   make real    download two real models (330 MB), and compare them with llama.cpp and transformers
+#   make real    download two real models (330 MB), and compare them with llama.cpp, transformers and
+#                lm-evaluation-harness, in the environment of `make extras`
 #   make installed  install the package into empty environments, and try the README, the type
 #                checkers and the advice of errors there
 #   make extras  make the environment .extras, with lm-evaluation-harness and Ray (2.4 GB), and
@@ -85,8 +86,9 @@ oracle: $(VENV)/.ready-to-test .oracle/.ready
 	$(BIN)/pytest tests/worker/gguf tests/worker/layers/weights/test_quantise.py
 
 # Gemma 3 270M comes under Gemma's terms of use, SmolLM2-135M-Instruct under Apache 2.0.
-real: $(VENV)/.ready-to-test .oracle/.ready .real/.ready
+real: $(VENV)/.ready-to-test .oracle/.ready .real/.ready .extras/.ready
 	PYTHONPATH=.real/site OMP_NUM_THREADS=$$(nproc) $(BIN)/pytest -m real tests/real
+	OMP_NUM_THREADS=$$(nproc) .extras/bin/pytest -m real tests/extras
 
 extras: .extras/.ready
 	.extras/bin/pytest -m extras tests/extras

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from jobs import Sampling
 from tests.real.conftest import COUNT, Real
+from tests.real.dequantised import dequantise
 from tests.worker.gguf.texts import FIXED
 from worker import Engine
 
@@ -76,29 +76,11 @@ def test_generated_tokens_are_those_that_the_logits_of_the_prompt_name(real: Rea
 def test_q8_loses_next_to_nothing_of_dequantised_weights(real: Real, tmp_path: Any) -> None:
     """The file's weights, dequantised to safetensors by transformers, loaded with --quantize q8,
     and quantised back into a GGUF file."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from worker.gguf.write.model import quantise_model
     from worker.loading.find import find
 
     folder = tmp_path / "dequantised"
-    folder.mkdir()
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        real.path.parent, gguf_file=real.path.name, dtype=torch.float32
-    )
-    # transformers refuses to save a model that it has read from a GGUF file.
-    tied = {"lm_head.weight"} if loaded.config.tie_word_embeddings else set()
-    tensors = {
-        name: tensor.contiguous()
-        for name, tensor in loaded.state_dict().items()
-        if name not in tied
-    }
-    loaded.config.__dict__.pop("quantization_config", None)  # the blocks of the GGUF file
-    loaded.config.save_pretrained(folder)
-    save_file(tensors, folder / "model.safetensors")
-    AutoTokenizer.from_pretrained(real.path.parent, gguf_file=real.path.name).save_pretrained(
-        folder
-    )
+    loaded = dequantise(real.path, folder)
     window = real.window
     with torch.inference_mode():
         expected = mean_loss(loaded(torch.tensor([window])).logits[0], window)
