@@ -56,7 +56,10 @@ def main() -> int:
     atexit.register(gc.freeze)  # as the command does
     options = json.loads(sys.argv[1])
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
-    names = ("max_batch", "delay", "hangs", "sick", "broken", "load_until", "budget")
+    names = (
+        *("max_batch", "delay", "hangs", "sick", "broken", "load_until", "budget"),
+        "load_seconds",
+    )
     given = {name: options.pop(name) for name in names if name in options}
     script = options.pop("script", None)
     prompt_caches = tuple(Path(one) for one in options.pop("prompt_caches", []))

@@ -411,6 +411,7 @@ class Residency:
             one.state = State.DRAINING
         load = None if plan.load is None else self._models[plan.load]
         if load is not None:
+            logger.info("loading %s", load.name)
             load.state = State.LOADING
             self._served.accept(load.name)
         self._swap = swap = Swap(unload, load, self._clock())

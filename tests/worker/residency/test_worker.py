@@ -78,6 +78,16 @@ def test_status_names_models_that_are_not_in_memory(site: Site) -> None:
     assert {name.partition(":")[2] for name in status["room"]} == {"one", "one-alias"}
 
 
+def test_one_of_two_workers_swaps_for_a_job(site: Site) -> None:
+    options = {"models": ["one", "two"], "budget": BUDGET, "load_seconds": 1.0}
+    workers = [site.worker(**options, lease_seconds=10.0) for _ in range(2)]
+    site.wait_for_workers(2)
+    assert site.submit(model="two").result(timeout=60)
+    for worker in workers:
+        assert worker.stop() == 0
+    assert sorted(worker.output.count("loading two") for worker in workers) == [0, 1]
+
+
 def test_wishes_without_a_budget_are_refused(site: Site) -> None:
     with pytest.raises(JobError, match="need memory"):
         work(site, FakeBackend(), "one", residences={"one": Residence(pin=True)})
