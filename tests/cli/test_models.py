@@ -16,6 +16,7 @@ from tests.hub import Hub
 from tests.waiting import PATIENCE
 from tests.worker.checkpoints import FAMILIES, make_checkpoint
 from tests.worker.gguf.blocks import make_type_file, make_wide
+from tests.worker.loading.hub_client import run_command
 from worker import device
 from worker.kernels import library
 
@@ -155,6 +156,20 @@ def test_only_the_small_files_of_a_repository_are_downloaded(folder: Path, tmp_p
     assert (facts["model"], facts["family"], facts["downloaded"]) == ("org/tiny", "qwen3", False)
     assert facts["dtype"] == "float32"
     assert facts["parameters"] == 58_624
+
+
+def test_a_model_that_was_pulled_is_read_without_the_hub(folder: Path, tmp_path: Path) -> None:
+    with Hub() as hub:
+        hub.publish("org/tiny", folder)
+        absent = run_command("models", "pull", "org/none", hub=hub, home=tmp_path)
+        assert absent.returncode == 3 and "org/none" in absent.stderr.splitlines()[-1]
+        pulled = run_command("models", "pull", "org/tiny", "--json", hub=hub, home=tmp_path)
+    found = json.loads(pulled.stdout)
+    assert (found["model"], found["downloaded"]) == ("org/tiny", True)
+    for file in folder.glob("*.safetensors"):
+        assert (Path(found["folder"]) / file.name).read_bytes() == file.read_bytes()
+    again = run_command("models", "pull", "org/tiny", hub=hub, home=tmp_path, HF_HUB_OFFLINE="1")
+    assert again.stderr.splitlines()[-1] == f"org/tiny: is in {found['folder']}"
 
 
 @pytest.mark.parametrize("quiet", [True, False])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from jobs.cli.failures import Failure
-from jobs.cli.options import json_option
+from jobs.cli.options import json_option, quiet_option
 from jobs.cli.output import echo, print_json
 from worker.cli.model_commands import MODEL_COMMANDS
 from worker.cli.model_facts import facts_of, kernels, obstacle_of
@@ -93,6 +93,37 @@ def check(
         _show(found, downloaded)
     if (obstacle := obstacle_of(found)) is not None:
         raise Failure(obstacle)
+
+
+@models.command()
+@click.argument("reference", metavar="MODEL")
+@download_option
+@json_option
+@quiet_option
+def pull(reference: str, download_dir: Path | None, as_json: bool, quiet: bool) -> None:
+    """Download MODEL (a hub repo id) to this machine, so that a worker here only reads files.
+
+    What an earlier download that was killed has left is not downloaded again.
+    """
+    need_torch()
+    from jobs import JobError
+    from worker.loading.find import find
+
+    if quiet or as_json:
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        disable_progress_bars()
+    try:
+        source = find(reference, download_dir)
+        downloads = source.needs_download
+        if downloads:
+            source.download_weights()
+    except JobError as error:
+        raise refusal(error) from None
+    if as_json:
+        print_json({"model": source.name, "folder": str(source.path), "downloaded": downloads})
+    elif not quiet:
+        echo(f"{source.name}: {'downloaded to' if downloads else 'is in'} {source.path}", err=True)
 
 
 @models.command()
