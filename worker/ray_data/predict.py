@@ -46,7 +46,7 @@ def predict(
     try:
         from ray.data import ActorPoolStrategy
     except ModuleNotFoundError as error:
-        if error.name not in ("ray", "pandas"):
+        if error.name not in ("ray", "ray.data", "pandas"):
             raise
         raise JobError("unavailable", f"Ray Data is not installed: {command_for('ray')}") from None
 

@@ -16,10 +16,12 @@ import pytest
 from jobs import ChatRequest, JobError
 from jobs.cli.data_set import sample_seed
 from jobs.results.schema import SCHEMA
+from tests.waiting import wait_until
 from tests.worker.fake_backend import FakeBackend
 from worker import Engine
 from worker.model_spec import ModelSpec
 from worker.ray_data import EnginePredictor, predictor
+from worker.ray_data import predict as predict_data_set
 
 Predict = Callable[..., pa.Table]
 Make = Callable[..., EnginePredictor]
@@ -228,22 +230,47 @@ def test_weights_are_downloaded_only_if_allowed(monkeypatch: pytest.MonkeyPatch)
         asyncio.run(made(pa.table({"prompt": ["?"]})))
 
 
-def test_a_dead_engine_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    """The backend of predictors that are made in the test."""
+    backend = FakeBackend(delay=0.01)
+    loaded = backend, backend.load(ModelSpec(reference="demo"))
+    monkeypatch.setattr(predictor, "load", lambda *_, **__: loaded)
+    return backend
+
+
+def test_a_batch_that_nobody_waits_for_leaves_the_engine(backend: FakeBackend) -> None:
+    made = EnginePredictor("demo")
+    table = pa.table({"prompt": ["?"] * 3, "metadata": [{"words": "1000000"}] * 3})
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(made(table), 0.1))
+    wait_until(lambda: not backend.health().running)
+    made.close()
+
+
+def test_a_dead_engine_ends_the_process(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Exited(Exception):
         pass
 
     def leave(code: int) -> None:
         raise Exited(code)
 
-    backend = FakeBackend()
-    loaded = backend, backend.load(ModelSpec(reference="demo"))
-    monkeypatch.setattr(predictor, "load", lambda *_, **__: loaded)
     monkeypatch.setattr("os._exit", leave)
     made = EnginePredictor("demo")
     table = pa.table({"prompt": ["?"], "metadata": [{"die": "1"}]})
     with pytest.raises(Exited, match="70"):
         asyncio.run(made(table))
     made.close()
+
+
+def test_without_ray_the_driver_names_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(JobError, match=r"Ray Data is not installed: pip install .*\[ray\]"):
+        predict_data_set(None, "demo")
 
 
 def test_the_driver_imports_neither_ray_nor_torch() -> None:
