@@ -57,6 +57,8 @@ SCRIPTS = sorted(
 CASES: list[tuple[str, str, Any]] = [
     (enqueue.ENQUEUE, "KEYS", enqueue.EnqueueKeys),
     (enqueue.ENQUEUE, "ARGV", enqueue.EnqueueArgs),
+    (enqueue.ENQUEUE, "keys", enqueue.JobKeys),
+    (enqueue.ENQUEUE, "args", enqueue.JobArgs),
     (JOB_END_LUA, "keys", job_end.EndKeys),
     (JOB_END_LUA, "args", job_end.EndArgs),
     (job_end.CANCEL, "KEYS", job_end.CancelKeys),

@@ -18,8 +18,9 @@ from jobs.api.request import ChatRequest
 from jobs.encoding import to_json
 from jobs.errors import JobError
 from jobs.store.damage import Damaged, damage_of
-from jobs.store.enqueue import Enqueued, NewJob, custom_id_digest, is_keyed, new_job
+from jobs.store.enqueue import Enqueued
 from jobs.store.enqueue_errors import custom_id_taken, id_taken, row_taken
+from jobs.store.new_job import NewJob, custom_id_digest, is_keyed, new_job
 from jobs.store.reservations import is_unwritten, job_of
 from jobs.store.rq_layout import DATA, job_key, queue_names
 

@@ -6,10 +6,6 @@ off: the worker enforces time limits.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import secrets
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice
@@ -21,11 +17,9 @@ from redis.exceptions import OutOfMemoryError
 from jobs import keys, lua
 from jobs.api.params import RequestFields, ScoreFields
 from jobs.api.request import ChatRequest
-from jobs.api.row_keys import named_rows
 from jobs.api.score_request import ScoreRequest
 from jobs.errors import InvalidRequest, JobError, invalid
-from jobs.operations import Request, operation_for, parse_request
-from jobs.results.outbox import run_of
+from jobs.operations import Request, parse_request
 from jobs.sizes import counted
 from jobs.store.damage import Damaged, damage_of
 from jobs.store.enqueue_errors import (
@@ -38,24 +32,15 @@ from jobs.store.enqueue_errors import (
 )
 from jobs.store.expiry import BULK_RESULT_SECONDS, FAILURE_SECONDS, RESULT_SECONDS, ROW_SECONDS
 from jobs.store.limits import DEFAULTS
+from jobs.store.new_job import NewJob, custom_id_digest, new_job
 from jobs.store.preludes import QUEUE_LUA, RESERVATIONS_LUA, TURNS_LUA
-from jobs.store.reservations import (
-    DIGEST_BYTES,
-    NewRow,
-    ReservedRows,
-    digest_of,
-    is_unwritten,
-    job_of,
-    reserved_rows,
-    row_job,
-)
+from jobs.store.reservations import RowHashes, is_unwritten, job_of
 from jobs.store.rq_layout import (
     DATA,
     MAX_DATA,
     QUEUES_KEY,
     TENANT,
     deferred_key,
-    encode_call,
     format_time,
     job_key,
     queue_key,
@@ -72,9 +57,11 @@ ScoreInput: TypeAlias = ScoreRequest | ScoreFields
 RequestInput: TypeAlias = ChatInput | ScoreInput
 
 BATCH = 500  # jobs per round trip
+# In one call of the script, which blocks Redis for about a millisecond:
+SCRIPT_JOBS = 32  # each wakes a worker, and a wake list keeps as many elements
+SCRIPT_ROWS = 2000
+SCRIPT_BYTES = 2**20  # of data, unless one job has more
 RESULT_TTLS = {"interactive": RESULT_SECONDS, "bulk": BULK_RESULT_SECONDS}
-
-_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 ENQUEUE = lua.load("jobs.store", "enqueue", QUEUE_LUA, TURNS_LUA, RESERVATIONS_LUA)
 
@@ -83,7 +70,6 @@ ENQUEUE = lua.load("jobs.store", "enqueue", QUEUE_LUA, TURNS_LUA, RESERVATIONS_L
 
 
 class EnqueueKeys(NamedTuple):
-    job: str
     queue: str
     wip: str
     quarantine: str
@@ -95,20 +81,35 @@ class EnqueueKeys(NamedTuple):
     other_scheduled: str
     other_deferred: str
     queues: str
-    log: str
-    results: str
     open_bytes: str
     limits: str
     deadlines: str
-    abandoned_job: str
-    ids: str
-    next_row: str
     producer: str
 
 
+class JobKeys(NamedTuple):
+    job: str
+    log: str
+    results: str
+    abandoned_job: str
+    ids: str
+    next_row: str
+
+
 class EnqueueArgs(NamedTuple):
-    job_id: str
+    jobs: int
     model: str
+    row_seconds: int
+    max_jobs: int
+    max_bytes: int
+    max_request_bytes: int
+    max_message_bytes: int
+    max_session_bytes: int
+    holder: str
+
+
+class JobArgs(NamedTuple):
+    job_id: str
     data: bytes
     request_bytes: int
     message_bytes: int
@@ -117,17 +118,10 @@ class EnqueueArgs(NamedTuple):
     item_job: str
     custom_id: bytes
     row_number: int | str
-    row_seconds: int
     abandoned: bytes
     at: int | str
     delay: int | str
     ttl: int | str
-    max_jobs: int
-    max_bytes: int
-    max_request_bytes: int
-    max_message_bytes: int
-    max_session_bytes: int
-    holder: str
     session: str
     session_waits: int
 
@@ -139,93 +133,25 @@ class Abandoned(NamedTuple):
     job: str
 
 
-class NewJob(NamedTuple):
-    id: str
-    request: Request
+class Shared(NamedTuple):
+    """What all jobs of one call of the script have. title: of the operation. keep: seconds that
+    Redis keeps a result. run: whose lease the caller must hold, with the token `holder`; "": of
+    none."""
+
+    model: str
+    priority: str
+    title: str
+    keep: int
+    tenant: str | None
     run: str
-    request_bytes: int
-    message_bytes: int
-    data: bytes
-    digest: bytes  # of the content, of a request with rows
-    rows: Sequence[NewRow]
-    reserved: ReservedRows
-    by_custom_id: bool = False  # custom_id identifies the row
-    holder: str = ""  # token of the lease on the run that the caller must hold; "": none
-
-    def script_keys(self, abandoned: Abandoned | None = None) -> list[str]:
-        """EnqueueKeys and the hashes of the rows."""
-        options, job = self.request.job, job_key(self.id)
-        ids, next_row = job, job
-        if self.by_custom_id:
-            ids = keys.custom_ids(self.run, options.custom_id or "")
-            next_row = keys.next_row(self.run)
-        named = _keys_of(self.request.model, options.priority)._replace(
-            job=job,
-            log=keys.log(self.id),
-            results=results_key(self.id),
-            abandoned_job=job if abandoned is None else job_key(abandoned.job),
-            ids=ids,
-            next_row=next_row,
-            producer=keys.producer(self.run) if self.holder else job,
-        )
-        return [*named, *self.reserved.hashes]
-
-    def all_keys(self) -> list[str]:
-        """Every key that the script reads or writes."""
-        options = self.request.job
-        queue = keys.queue(self.request.model, options.priority)
-        names = [*self.script_keys(), keys.TENANT_JOBS]
-        if options.tenant is not None:
-            names += (keys.tenants(queue), keys.tenant_queue(queue, options.tenant))
-        if options.session is not None:
-            session = options.session
-            names += (keys.session(session), keys.turns(session), keys.open_turns(session))
-        return names
-
-    def script_args(
-        self, now: str, result_ttl: int | None, abandoned: Abandoned | None = None
-    ) -> list[Any]:
-        """The named arguments, then field, value, … of the hash."""
-        model, options = self.request.model, self.request.job
-        named = EnqueueArgs(
-            job_id=self.id,
-            model=model,
-            data=self.data,
-            request_bytes=self.request_bytes,
-            message_bytes=self.message_bytes,
-            fields=self.reserved.fields,
-            digests=b"".join(one.digest for one in self.rows),
-            item_job=self.id if isinstance(self.request, ScoreRequest) else "",
-            custom_id=custom_id_digest(options.custom_id or "") if self.by_custom_id else b"",
-            row_number=(options.row or 0) if self.by_custom_id else "",
-            row_seconds=ROW_SECONDS,
-            abandoned=b"" if abandoned is None else abandoned.reservation,
-            at="" if options.at is None else round(1000 * options.at.timestamp()),
-            delay="" if options.delay is None else round(1000 * options.delay),
-            ttl="" if options.ttl is None else max(1, round(1000 * options.ttl)),
-            max_jobs=DEFAULTS.jobs,
-            max_bytes=DEFAULTS.bytes,
-            max_request_bytes=DEFAULTS.request_bytes,
-            max_message_bytes=DEFAULTS.message_bytes,
-            max_session_bytes=DEFAULTS.session_bytes,
-            holder=self.holder,
-            session=options.session or "",
-            session_waits=int(options.turn is not None and options.turn.wait),
-        )
-        keep = options.result_ttl or result_ttl or RESULT_TTLS[options.priority]
-        title = operation_for(self.request).title
-        fields = _hash_fields(title, model, options.priority, now, keep)
-        tenant = () if options.tenant is None else (TENANT, options.tenant)
-        return [*named, *fields, *tenant]
+    holder: str
 
 
 @lru_cache(maxsize=64)
-def _keys_of(model: str, priority: str) -> EnqueueKeys:
-    """The keys of the queue; those of one job are empty."""
+def _shared_keys(model: str, priority: str, run: str) -> EnqueueKeys:
     other = "interactive" if priority == "bulk" else "bulk"
     queue, other_queue = keys.queue(model, priority), keys.queue(model, other)
     return EnqueueKeys(
-        job="",
         queue=queue_key(queue),
         wip=wip_key(queue),
         quarantine=keys.quarantine(queue),
@@ -237,92 +163,134 @@ def _keys_of(model: str, priority: str) -> EnqueueKeys:
         other_scheduled=scheduled_key(other_queue),
         other_deferred=deferred_key(other_queue),
         queues=QUEUES_KEY,
-        log="",
-        results="",
         open_bytes=keys.OPEN_BYTES,
         limits=keys.LIMITS,
         deadlines=keys.DEADLINES,
-        abandoned_job="",
-        ids="",
-        next_row="",
-        producer="",
+        producer=keys.producer(run) if run else queue_key(queue),
     )
 
 
-@lru_cache(maxsize=64)
-def _hash_fields(
-    title: str, model: str, priority: str, now: str, result_ttl: int
-) -> tuple[Any, ...]:
-    """Field, value, … of the hash of a job that is queued now."""
-    fields = queued_fields(
-        now=now,
-        queue=keys.queue(model, priority),
-        description=f"{title} with {model[:100]}",  # RQ's own contains the prompt
-        result_ttl=result_ttl,
-        failure_ttl=FAILURE_SECONDS,
+def _job_keys(job: NewJob, abandoned: Abandoned | None) -> JobKeys:
+    name = job_key(job.id)
+    ids, next_row = name, name
+    if job.by_custom_id:
+        ids = keys.custom_ids(job.run, job.request.job.custom_id or "")
+        next_row = keys.next_row(job.run)
+    return JobKeys(
+        job=name,
+        log=keys.log(job.id),
+        results=results_key(job.id),
+        abandoned_job=name if abandoned is None else job_key(abandoned.job),
+        ids=ids,
+        next_row=next_row,
     )
-    return tuple(chain.from_iterable(fields.items()))
 
 
-def is_keyed(request: Request) -> bool:
-    """True if custom_id identifies the row of the request; `job.row` is then a proposal."""
-    options = request.job
-    return options.run is not None and options.row is not None and options.custom_id is not None
+def _job_args(job: NewJob, fields: str, abandoned: Abandoned | None) -> JobArgs:
+    """`fields`: its rows."""
+    options = job.request.job
+    return JobArgs(
+        job_id=job.id,
+        data=job.data,
+        request_bytes=job.request_bytes,
+        message_bytes=job.message_bytes,
+        fields=fields,
+        digests=b"".join([one.digest for one in job.rows]),
+        item_job=job.id if isinstance(job.request, ScoreRequest) else "",
+        custom_id=custom_id_digest(options.custom_id or "") if job.by_custom_id else b"",
+        row_number=(options.row or 0) if job.by_custom_id else "",
+        abandoned=b"" if abandoned is None else abandoned.reservation,
+        at="" if options.at is None else round(1000 * options.at.timestamp()),
+        delay="" if options.delay is None else round(1000 * options.delay),
+        ttl="" if options.ttl is None else max(1, round(1000 * options.ttl)),
+        session=options.session or "",
+        session_waits=int(options.turn is not None and options.turn.wait),
+    )
 
 
-def custom_id_digest(custom_id: str) -> bytes:
-    """The field of a custom_id in its hash of rows."""
-    return hashlib.blake2b(custom_id.encode(), digest_size=DIGEST_BYTES).digest()
-
-
-def new_job(request: Request, *, by_custom_id: bool = False, holder: str = "") -> NewJob:
-    """`by_custom_id`: custom_id identifies the row of a request that has one. `holder`: see
-    `enqueue`."""
-    content = request.to_dict()
-    run, job_id = run_of(content), request.job.id
-    keyed = by_custom_id and is_keyed(request)
-    has_items = isinstance(request, ScoreRequest)
-    named = named_rows(content)
-    # All of it becomes JSON once: the sizes and the digests come from the texts of the job.
-    name = "items" if has_items else "messages"
-    listed = name in content
-    parts = [_to_json(part) for part in content.pop(name, ())]
-    options = content.pop("job")
-    options.pop("id", None)
-    common = _to_json(content)[1:-1]
-    first = f'"{name}":[{",".join(parts)}],' if listed else ""
-    text = f'{{{first}{common},"job":{_to_json(options)}}}'
-    digest = b""
-    if named:
-        digest = digest_of(text + (job_id or ""))
-        job_id = job_id or row_job(run, next(iter(named.values()))[0], digest)
-    job_id = job_id or _new_id()
-    rows = [
-        NewRow(row, repeat, digest_of(common + parts[place]) if has_items else digest)
-        for place, (row, repeat) in named.items()
-    ]
-    comma = "," if options else ""
-    text = f'{text[:-2]}{comma}"id":"{job_id}"}}}}'
-    call, data = encode_call(operation_for(request).func, "request", text)
-    longest = 0 if has_items else max(map(len, parts), default=0)
-    return NewJob(
-        id=job_id,
-        request=request,
-        run=run,
-        request_bytes=len(call),
-        message_bytes=longest,
-        data=data,
-        digest=digest,
-        rows=rows,
-        reserved=reserved_rows(run, named.values()),
-        by_custom_id=keyed,
+def _shared(job: NewJob, result_ttl: int | None, holder: str) -> Shared:
+    options = job.request.job
+    return Shared(
+        model=job.request.model,
+        priority=options.priority,
+        title=job.operation.title,
+        keep=options.result_ttl or result_ttl or RESULT_TTLS[options.priority],
+        tenant=options.tenant,
+        run=job.run if holder else "",
         holder=holder,
     )
 
 
-def _new_id() -> str:
-    """A job id of 32 hex digits that sorts by creation time."""
-    return f"{time.time_ns() // 1000:014x}{secrets.token_hex(9)}"
+class ToSend(NamedTuple):
+    """A new job, and what is beside it in a call of the script. abandoned: the reservation that it
+    replaces."""
+
+    job: NewJob
+    shared: Shared
+    abandoned: Abandoned | None = None
+
+
+class _Call:
+    """One call of the script, for some jobs that share their queue."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self._hashes = RowHashes()
+        self._keys: list[str] = []  # of each job
+        self._args: list[Any] = []
+        self._count = self._bytes = self._rows = 0
+
+    def takes(self, one: ToSend) -> bool:
+        """True if a job can be added. The first one always can."""
+        return (
+            one.shared == self.shared
+            and self._count < SCRIPT_JOBS
+            and self._bytes + len(one.job.data) <= SCRIPT_BYTES
+            and self._rows + len(one.job.rows) <= SCRIPT_ROWS
+        )
+
+    def add(self, one: ToSend) -> None:
+        job, _, abandoned = one
+        fields = self._hashes.fields(job.run, [(new.row, new.repeat) for new in job.rows])
+        self._keys += _job_keys(job, abandoned)
+        self._args += _job_args(job, fields, abandoned)
+        self._count += 1
+        self._bytes += len(job.data)
+        self._rows += len(job.rows)
+
+    def all_keys(self) -> list[str]:
+        """EnqueueKeys, the JobKeys of each job, and the hashes of the rows."""
+        names = _shared_keys(self.shared.model, self.shared.priority, self.shared.run)
+        return [*names, *self._keys, *self._hashes.names]
+
+    def command(self, script: str, now: str) -> list[Any]:
+        """The words of EVALSHA. `script`: its digest."""
+        shared, names = self.shared, self.all_keys()
+        args = EnqueueArgs(
+            jobs=self._count,
+            model=shared.model,
+            row_seconds=ROW_SECONDS,
+            max_jobs=DEFAULTS.jobs,
+            max_bytes=DEFAULTS.bytes,
+            max_request_bytes=DEFAULTS.request_bytes,
+            max_message_bytes=DEFAULTS.message_bytes,
+            max_session_bytes=DEFAULTS.session_bytes,
+            holder=shared.holder,
+        )
+        fields = queued_fields(
+            now=now,
+            queue=keys.queue(shared.model, shared.priority),
+            description=f"{shared.title} with {shared.model[:100]}",  # RQ's has the prompt
+            result_ttl=shared.keep,
+            failure_ttl=FAILURE_SECONDS,
+        )
+        tenant = () if shared.tenant is None else (TENANT, shared.tenant)
+        all_args = [*args, *self._args, *chain.from_iterable(fields.items()), *tenant]
+        return ["EVALSHA", script, len(names), *names, *all_args]
+
+    def replies(self, reply: Any) -> list[Any]:
+        """The reply for each job. An error of the whole script is that of each."""
+        return [reply] * self._count if isinstance(reply, Exception) else reply
 
 
 class LeaseLost(Exception):
@@ -395,49 +363,46 @@ def enqueue(
     A request whose job is in Redis already, by its id or its row, gives that job.
     """
     # All of them, before the first one is sent.
-    jobs = [new_job(one, by_custom_id=by_custom_id, holder=holder) for one in requests]
+    jobs = [new_job(one, by_custom_id=by_custom_id) for one in requests]
     _check_sizes(jobs)
+    to_send = [ToSend(job, _shared(job, result_ttl, holder)) for job in jobs]
     found: list[Enqueued | JobError] = []
-    for start in range(0, len(jobs), BATCH):
-        batch = jobs[start : start + BATCH]
-        replies = _send(redis, batch, [None] * len(batch), result_ttl)
-        _replace_abandoned(redis, batch, replies, result_ttl)
-        for job, reply in zip(batch, replies, strict=True):
-            enqueued = Enqueued(job.id, reply == [b"same"], reply == [b"ended"])
-            found.append(_refusal(redis, job, reply) or enqueued)
+    for start in range(0, len(to_send), BATCH):
+        batch = to_send[start : start + BATCH]
+        replies = _send(redis, batch)
+        _replace_abandoned(redis, batch, replies)
+        for one, reply in zip(batch, replies, strict=True):
+            enqueued = Enqueued(one.job.id, reply == [b"same"], reply == [b"ended"])
+            found.append(_refusal(redis, one, reply) or enqueued)
     return found
 
 
-def _send(
-    redis: Redis,
-    jobs: Sequence[NewJob],
-    abandoned: Sequence[Abandoned | None],
-    result_ttl: int | None,
-) -> list[Any]:
-    """The replies to the scripts of some jobs, in one round trip. `abandoned`: the reservation that
-    each replaces."""
+def _send(redis: Redis, jobs: Iterable[ToSend]) -> list[Any]:
+    """The replies for some jobs, in one round trip. If the connection breaks, all calls are sent
+    again: those that Redis has run reply that the jobs are there."""
+    calls: list[_Call] = []
+    for one in jobs:
+        if not calls or not calls[-1].takes(one):
+            calls.append(_Call(one.shared))
+        calls[-1].add(one)
     script = redis.register_script(ENQUEUE)
     pipeline: Any = redis.pipeline(transaction=False)  # its stubs lack `scripts`
     pipeline.scripts.add(script)
     now = format_time()
-    for job, other in zip(jobs, abandoned, strict=True):
-        names = job.script_keys(other)
-        args = job.script_args(now, result_ttl, other)
-        pipeline.execute_command("EVALSHA", script.sha, len(names), *names, *args)
-    replies: list[Any] = pipeline.execute(raise_on_error=False)
-    return replies
+    for call in calls:
+        pipeline.execute_command(*call.command(script.sha, now))
+    replies = pipeline.execute(raise_on_error=False)
+    return [*chain.from_iterable(map(_Call.replies, calls, replies))]
 
 
-def _replace_abandoned(
-    redis: Redis, jobs: Sequence[NewJob], replies: list[Any], result_ttl: int | None
-) -> None:
+def _replace_abandoned(redis: Redis, jobs: Sequence[ToSend], replies: list[Any]) -> None:
     """Send again what was refused for the reservation of another request, if the job of that has
     left Redis without a row, as after `rq empty`: nobody would ever write the row."""
     held: dict[int, Abandoned] = {}
     for number, reply in enumerate(replies):
         if isinstance(reply, list) and reply[0] == b"row" and is_unwritten(reply[1]):
-            row = _taken_row(jobs[number], reply)
-            held[number] = Abandoned(reply[1], job_of(reply[1], jobs[number].run, row))
+            job = jobs[number].job
+            held[number] = Abandoned(reply[1], job_of(reply[1], job.run, _taken_row(job, reply)))
     if not held:
         return
     pipeline = redis.pipeline(transaction=False)
@@ -446,8 +411,7 @@ def _replace_abandoned(
     exists = dict(zip(held, pipeline.execute(), strict=True))
     again = [number for number in held if not exists[number]]
     if again:
-        batch, others = [jobs[number] for number in again], [held[number] for number in again]
-        sent = _send(redis, batch, others, result_ttl)
+        sent = _send(redis, [jobs[number]._replace(abandoned=held[number]) for number in again])
         for number, reply in zip(again, sent, strict=True):
             replies[number] = reply
 
@@ -466,13 +430,29 @@ def _check_sizes(jobs: Sequence[NewJob]) -> None:
             raise invalid(f"{which}{error.message}; nothing was enqueued")
 
 
-def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
-    """The error of a refused request, by the reply to its script. None: its job is in Redis."""
+def _all_keys(one: ToSend) -> list[str]:
+    """Every key that the script reads or writes for a job."""
+    call = _Call(one.shared)
+    call.add(one)
+    options = one.job.request.job
+    queue = keys.queue(one.shared.model, one.shared.priority)
+    names = [*call.all_keys(), keys.TENANT_JOBS]
+    if options.tenant is not None:
+        names += (keys.tenants(queue), keys.tenant_queue(queue, options.tenant))
+    if options.session is not None:
+        session = options.session
+        names += (keys.session(session), keys.turns(session), keys.open_turns(session))
+    return names
+
+
+def _refusal(redis: Redis, one: ToSend, reply: Any) -> JobError | None:
+    """The error of a refused request, by the script's reply for it. None: its job is in Redis."""
+    job = one.job
     if isinstance(reply, OutOfMemoryError):
         stored: Any = redis.hget(job_key(job.id), DATA)
         # The script may have run before Redis was full, and its reply was lost.
         return None if stored == job.data else redis_full(redis)
-    if isinstance(reply, Damaged) and (damaged := damage_of(redis, reply, job.all_keys())):
+    if isinstance(reply, Damaged) and (damaged := damage_of(redis, reply, _all_keys(one))):
         raise JobError("internal", f"the job can't be enqueued: {damaged[0]}")
     if isinstance(reply, Exception):
         raise reply

@@ -23,9 +23,29 @@ class NewRow(NamedTuple):
     digest: bytes
 
 
+class RowHashes:
+    """Numbers the hashes that hold the reservations of some rows, as scripts take them."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}  # from 1, by the key of the hash
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Keys of the hashes of all rows that `fields` was called with, in order."""
+        return tuple(self._places)
+
+    def fields(self, run: str, rows: Iterable[tuple[int, int]]) -> str:
+        """Text of rows, by row_index and repeat_index: "1:7,2:0.3" are the field 7 of the first
+        hash and 0.3 of the second one."""
+        found = []
+        for row, repeat in rows:
+            place = self._places.setdefault(keys.rows(run, row), len(self._places) + 1)
+            found.append(f"{place}:{keys.row_field(row, repeat)}")
+        return ",".join(found)
+
+
 class ReservedRows(NamedTuple):
-    """Rows as scripts take them. hashes: those that hold the reservations. fields: "1:7,2:0.3" are
-    the field 7 of the first hash and 0.3 of the second one."""
+    """The rows of one job as scripts take them; see RowHashes. hashes: their names."""
 
     hashes: tuple[str, ...]
     fields: str
@@ -33,12 +53,9 @@ class ReservedRows(NamedTuple):
 
 def reserved_rows(run: str, rows: Iterable[tuple[int, int]]) -> ReservedRows:
     """`rows`: by row_index and repeat_index."""
-    places: dict[str, int] = {}
-    fields = []
-    for row, repeat in rows:
-        place = places.setdefault(keys.rows(run, row), len(places) + 1)
-        fields.append(f"{place}:{keys.row_field(row, repeat)}")
-    return ReservedRows(tuple(places), ",".join(fields))
+    hashes = RowHashes()
+    fields = hashes.fields(run, rows)
+    return ReservedRows(hashes.names, fields)
 
 
 def digest_of(text: str) -> bytes:

@@ -24,9 +24,10 @@ from jobs.operations import Request
 from jobs.results.outbox import OutboxEntry, encode
 from jobs.store.backlog import has_unwritten
 from jobs.store.connection.protocol import Steps, command, retry
-from jobs.store.enqueue import Enqueued, LeaseLost, enqueue, new_job
+from jobs.store.enqueue import Enqueued, LeaseLost, enqueue
 from jobs.store.eviction import EvictionCheck
 from jobs.store.expiry import ROW_SECONDS
+from jobs.store.new_job import new_job
 from jobs.store.preludes import DELETE_JOB_LUA, QUEUE_LUA, RESERVATIONS_LUA
 from jobs.store.purge import keys_of_job
 from jobs.store.reservations import digest_of, is_unwritten, job_of

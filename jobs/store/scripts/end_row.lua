@@ -26,6 +26,6 @@ local reserved = redis.call('HGET', rows, field)
 if reserved == digest then return {'ended'} end
 if reserved and reserved ~= '' then return {'row', reserved} end
 append_row(outbox, outboxes, run, row)
-reserve_rows({rows}, '1:' .. field, digest, '', row_seconds)
+reserve_rows({rows}, '1:' .. field, digest, '')
 rows_written({rows}, '1:' .. field, row_seconds)
 return {'written'}

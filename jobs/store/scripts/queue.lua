@@ -55,13 +55,33 @@ local function check_type(key, kind)
   end
 end
 
--- Wakes a worker that waits on a list of wakes. A list of a queue keeps the newest 32 elements; that of
--- one worker keeps one, for `milliseconds`. A list of another type wakes nobody: the workers also look at
--- the queues.
+-- Wakes a worker that waits on a list of wakes. A list of a queue keeps MAX_WAKES elements; that of one
+-- worker keeps one, for `milliseconds`. A list of another type wakes nobody: the workers also look at the
+-- queues.
+local MAX_WAKES = 32
+local full_lists = {}  -- no worker takes an element before the script has ended
 local function wake(list, milliseconds)
-  redis.pcall('LPUSH', list, 1)
-  redis.pcall('LTRIM', list, 0, milliseconds and 0 or 31)
-  if milliseconds then redis.pcall('PEXPIRE', list, milliseconds) end
+  if full_lists[list] then return end
+  local length = redis.pcall('LPUSH', list, 1)
+  if milliseconds then
+    redis.pcall('LTRIM', list, 0, 0)
+    redis.pcall('PEXPIRE', list, milliseconds)
+  elseif type(length) == 'number' and length >= MAX_WAKES then
+    redis.call('LTRIM', list, 0, MAX_WAKES - 1)
+    full_lists[list] = true
+  end
+end
+
+-- Raises an error if a job of a tenant, '' for none, can't get into its list. Keys are looked at once in a
+-- script, which gives them no other type.
+local open_lists = {}
+local function open_list(queue, list, tenant)
+  if open_lists[list] then return end
+  check_type('rq:queues', 'set')
+  check_type(list, 'list')
+  if tenant ~= '' then check_type(tenants_of(queue), 'zset') end
+  redis.call('SADD', 'rq:queues', queue)
+  open_lists[list] = true
 end
 
 -- The only way into a queue: puts a job into its list, wakes a worker, and gives the job its status. push
@@ -71,16 +91,13 @@ end
 local function queue_job(push, queue, id, enqueued_at, registry)
   local tenant = tenant_of(id)
   local list = list_of(queue, tenant)
-  check_type('rq:queues', 'set')
-  check_type(list, 'list')
+  open_list(queue, list, tenant)
   if tenant ~= '' then
-    check_type(tenants_of(queue), 'zset')
     redis.call('HINCRBY', 'chatjobs:tenant-jobs', name_of(queue), 1)
     if not redis.call('ZSCORE', tenants_of(queue), tenant) then
       move_to_end(queue, tenant, last_place(queue))
     end
   end
-  redis.call('SADD', 'rq:queues', queue)
   redis.call(push, list, id)
   local job = 'rq:job:' .. id
   redis.call('HSET', job, 'status', 'queued')

@@ -26,13 +26,17 @@ local function rows_in(hashes, fields)
 end
 
 -- digests: those of the rows, one behind the other. item_job: id of the job whose items have the rows; ''
--- if its request has the row.
-local function reserve_rows(hashes, fields, digests, item_job, seconds)
+-- if its request has the row. The script calls keep_rows then.
+local function reserve_rows(hashes, fields, digests, item_job)
   for number, row in ipairs(rows_in(hashes, fields)) do
     local digest = string.sub(digests, DIGEST * (number - 1) + 1, DIGEST * number)
     redis.call('HSET', row[1], row[2], digest .. OPEN .. item_job)
   end
-  for _, hash in ipairs(hashes) do redis.call('EXPIRE', hash, seconds) end
+end
+
+-- Reservations expire some time after the last change of one in the same hash.
+local function keep_rows(hashes, seconds)
+  for _, hash in ipairs(hashes) do redis.pcall('EXPIRE', hash, seconds) end
 end
 
 local function free_rows(hashes, fields)
@@ -100,7 +104,7 @@ local function rows_written(hashes, fields, seconds)
       redis.pcall('HSET', row[1], row[2], (read_reservation(value)))
     end
   end
-  for _, hash in ipairs(hashes) do redis.pcall('EXPIRE', hash, seconds) end
+  keep_rows(hashes, seconds)
 end
 
 -- Appends the row of a job that ends. The first write of a script that ends one: if it fails, nothing of
