@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -43,6 +42,7 @@ TEMPLATE_INPUTS = (
     *("tools", "chat_template_kwargs", "enable_thinking", "reasoning_effort"),
     *("add_generation_prompt", "continue_final_message"),
 )
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters of the category Cc
 # OpenAI takes up to 64 characters and no dot; others take longer names with dots.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -53,7 +53,7 @@ def _model_name(name: str) -> str:
         raise ValueError(f"a name has at most {MAX_NAME} characters, got {len(name)}")
     if name != name.strip():
         raise ValueError(f"{describe(name)} begins or ends with a space: remove it")
-    if any(unicodedata.category(character) == "Cc" for character in name):
+    if CONTROL.search(name):
         raise ValueError(f"{describe(name)} contains a control character: remove it")
     return name
 

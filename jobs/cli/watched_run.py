@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import shlex
 import sys
@@ -46,6 +47,7 @@ class WatchedRun:
         from jobs.cli.progress import RunProgress
 
         self._run.check()
+        gc.freeze()  # a full collection would look at all that was imported, again and again
         stop = Stop()
         with RunProgress(quiet=self._quiet) as progress, interrupts_call(stop.interrupt):
             watcher = RunWatcher(

@@ -27,9 +27,15 @@ class Pack(NamedTuple):
     rows: Sequence[SourceRow]
 
 
+def place_of(row: SourceRow) -> tuple[str, str]:
+    """Key of the order in which rows are enqueued: those of a model one behind the other, since a
+    script enqueues jobs of one queue, and of these those that begin alike."""
+    assert row.request is not None
+    return row.request.model, prompt_of(row)
+
+
 def prompt_of(row: SourceRow) -> str:
-    """The beginning of what the model sees of a row, for the order of rows: those that begin alike
-    are enqueued one behind the other."""
+    """The beginning of what the model sees of a row."""
     request = row.request
     if isinstance(request, ChatRequest):
         return "\n".join(f"{one.role}\n{one.text}" for one in request.messages)

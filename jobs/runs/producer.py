@@ -20,7 +20,7 @@ from jobs.api.score_request import ScoreRequest
 from jobs.errors import JobError
 from jobs.operations import CHAT, SCORE
 from jobs.results.outbox import OutboxEntry, outbox_entry
-from jobs.runs.packs import Pack, packs, prompt_of
+from jobs.runs.packs import Pack, packs, place_of
 from jobs.runs.row_set import RowSet
 from jobs.runs.source import RowSource, SourceRow
 from jobs.runs.window import Window
@@ -31,6 +31,7 @@ from jobs.store.run_rows import Holder, RowJob, RowState, RunRows
 CHUNK_BYTES = 8 * 2**20  # of requests that are enqueued at once
 RENEW_SECONDS = 3.0  # between two renewals of the lease
 POLL_SECONDS = 0.1  # between two looks at Redis and the files
+READING_SECONDS = 1.0  # the same while rows are read: they cost as much as a hundred rows and more
 FULL_SECONDS = 0.5  # pause while a queue or Redis is full
 OUTAGE_SECONDS = 0.5  # pause while Redis can't be reached
 
@@ -84,7 +85,8 @@ class Producer:
         self._total: int | None = None
         self._read = 0  # samples of this pass over the data set
         self._going = True
-        self._next_renewal = self._next_poll = 0.0
+        self._next_renewal = 0.0
+        self._polled, self._poll_seconds = 0.0, 0.0  # end and duration of the last look
 
     @property
     def total(self) -> int | None:
@@ -124,7 +126,15 @@ class Producer:
         self._next_renewal = time.monotonic() + RENEW_SECONDS
         self._window = Window(self._rows, self._written)
         self._written.clear()  # the holder before may have removed rows
+        self._written.refresh(self._renew)
         return True
+
+    def _renew(self) -> None:
+        """Keep the lease. Raises LeaseLost."""
+        if time.monotonic() >= self._next_renewal:
+            if self._retry(self._rows.hold) is not None:
+                raise LeaseLost(self._rows.run)
+            self._next_renewal = time.monotonic() + RENEW_SECONDS
 
     def _pass(self) -> bool:
         """Go through the data set once. True if all its rows are in files."""
@@ -160,7 +170,7 @@ class Producer:
         for row in source:
             self._read += 1
             if not self._read & 0xFF:
-                self._tick()
+                self._tick(READING_SECONDS)
             if row is not None:
                 chunk.append(row)
                 size += row.size
@@ -172,7 +182,7 @@ class Producer:
         """Enqueue rows, those with a common beginning one after the other, so that workers compute
         it once. Rows without a request are ended."""
         self._end([row for row in chunk if row.error is not None])
-        left = sorted((row for row in chunk if row.error is None), key=prompt_of)
+        left = sorted((row for row in chunk if row.error is None), key=place_of)
         while left := self._without_owners(left):
             sent = [*packs(left, self._alone.__contains__)]
             requests = [pack.request for pack in sent]
@@ -275,20 +285,18 @@ class Producer:
         """The id in the row of a sample that no job has run."""
         return f"{row.number}-{self._rows.run.replace('.', '_')}"
 
-    def _tick(self) -> None:
-        """Renew the lease, look at Redis and the files, and report, as often as each is due."""
-        now = time.monotonic()
-        if now < self._next_poll:
+    def _tick(self, seconds: float = POLL_SECONDS) -> None:
+        """Renew the lease, look at Redis and the files, and report, `seconds` after the last time,
+        or later if that takes long."""
+        begin = time.monotonic()
+        if begin < self._polled + max(seconds, 4 * self._poll_seconds):
             return
-        if now >= self._next_renewal:
-            if self._retry(self._rows.hold) is not None:
-                raise LeaseLost(self._rows.run)
-            self._next_renewal = time.monotonic() + RENEW_SECONDS
+        self._renew()
         begin = time.monotonic()
         self._retry(self._window.poll)
         self._report()
-        now = time.monotonic()
-        self._next_poll = now + max(POLL_SECONDS, 4 * (now - begin))
+        self._polled = time.monotonic()
+        self._poll_seconds = self._polled - begin
 
     def _report(self) -> bool:
         written, window = self._written, self._window

@@ -6,8 +6,9 @@ which have consecutive numbers: `row * samples + repeat`, as in all of this pack
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -47,19 +48,28 @@ class WrittenRows:
         self.errors: Counter[str] = Counter()  # samples by error code
         self.tokens = 0  # generated, or scored, in all rows
         self._files: set[str] = set()  # that were read
+        self._listed: set[str] = set()  # names at the last look, without those that could not be
 
-    def refresh(self) -> int:
+    def refresh(self, after_file: Callable[[], object] = lambda: None) -> int:
         """Read the files that are new. Returns how many samples are new. A file that can't be read
-        is tried again at the next call."""
+        is tried again at the next call. `after_file`: called after each, since all files of a large
+        run take a while."""
         before = len(self.rows)
-        listed = sorted((self._folder / SAMPLES).glob("*.parquet"))
-        for file in without_superseded(listed, self._folder):
+        folder = self._folder / SAMPLES
+        names = {name for name in _names_in(folder) if name.endswith(".parquet")}
+        if names == self._listed:  # looks are many, and files as well
+            return 0
+        files = [folder / name for name in sorted(names)]
+        for file in without_superseded(files, self._folder):
             if file.name not in self._files:
                 try:
                     self._read(file)
                 except (pa.ArrowException, OSError):
+                    names.discard(file.name)
                     continue
                 self._files.add(file.name)
+                after_file()
+        self._listed = names
         return len(self.rows) - before
 
     def number_of(self, row: int, repeat: int) -> int | None:
@@ -78,6 +88,13 @@ class WrittenRows:
             elif is_new:
                 self.failed.add(number)
                 self.errors[code or status] += 1
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
 
 
 def read_columns(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
