@@ -16,7 +16,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 from openai.types.shared import ErrorObject
 
-from jobs import ChatRequest
+from jobs import ChatRequest, keys
 from jobs.runs.written_rows import WrittenRows
 from jobs.store.enqueue import LeaseLost
 from jobs.store.run_rows import RunRows
@@ -170,6 +170,23 @@ def test_a_batch_has_each_request_once_after_kills_and_a_cancel(
         assert (line["error"] or {}).get("code") == (
             "batch_cancelled" if status == "cancelled" else None
         )
+
+
+def test_four_workers_share_a_run_and_one_dies(
+    site: Site, tmp_path: Path, command: Command
+) -> None:
+    command("record", "--redis", site.url, "--results", site.folder, quiet=True)
+    options: dict[str, Any] = {"delay": 0.05, "max_batch": 2, "results": None}
+    workers = [site.worker(**options) for _ in range(4)]
+    site.wait_for_workers(4)
+    words: list[object] = ["run", data_set(tmp_path, 60), "-m", "fake", "--run", "r1"]
+    producer = command(*words, "--redis", site.url, "--results", site.folder)
+    wait_until(lambda: site.redis.xlen(keys.outbox("r1")) >= 8 or in_files(site))
+    workers[0].kill()
+    code, out, err = finished(producer)
+    assert (code, out) == (0, "r1: 60 in, 60 rows, 0 missing, 0 twice, 0 failed\n"), err
+    assert in_files(site) == dict.fromkeys(range(60), 1)
+    assert len({row["worker_id"] for row in site.rows("r1")}) > 1
 
 
 def test_two_producers_do_not_double_a_run(site: Site, tmp_path: Path, command: Command) -> None:

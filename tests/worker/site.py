@@ -34,10 +34,11 @@ def _bit(number: signal.Signals) -> int:
 
 
 class WorkerProcess:
-    """A worker as a process. It has a fake backend unless an option is `real`."""
+    """A worker as a process. It has a fake backend unless an option is `real`, and writes no rows
+    without a folder for results."""
 
-    def __init__(self, url: str, results: Path, **options: Any) -> None:
-        options = {**QUICK, "redis_url": url, "results": str(results), **options}
+    def __init__(self, url: str, results: Path | None, **options: Any) -> None:
+        options = {**QUICK, "redis_url": url, "results": results and str(results), **options}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.worker.fake_worker", json.dumps(options)],
             cwd=ROOT,
@@ -183,8 +184,10 @@ class Site:
             os.kill(pid, signal.SIGCONT)
 
     def worker(self, **options: Any) -> WorkerProcess:
-        """Start a worker process, killed at the end of the test."""
-        self._workers.append(WorkerProcess(self.url, self.folder, **options))
+        """Start a worker process, killed at the end of the test. `results`: its folder, instead of
+        that of the site."""
+        results = options.pop("results", self.folder)
+        self._workers.append(WorkerProcess(self.url, results, **options))
         return self._workers[-1]
 
     def wait_for_workers(self, count: int = 1) -> None:
