@@ -17,25 +17,39 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
+import pyarrow as pa
 import redis
 
 from bench.harness import MIB, report, resident_bytes
 from jobs import keys
 from jobs.embedded import EmbeddedRedis
-from jobs.operations import CHAT, rows_of
-from jobs.results.files import SAMPLES, TEMPORARY, table_of, write_part
-from jobs.results.outbox import outbox_entry
+from jobs.operations import CHAT
+from jobs.results.files import SAMPLES, TEMPORARY, write_part
+from jobs.results.rows import SCHEMA_VERSION
+from jobs.results.schema import SCHEMA
 from jobs.store.reservations import DIGEST_BYTES
 from jobs.store.rq_layout import DATA, decode_call, job_key, queue_key
 
 RUN = "bench"
 MODEL = "none"
 PART_ROWS = 5000
+END_ROWS = 500  # in one script
 LOOK_SECONDS = 0.5
+
+# KEYS: hash of a job and hash of the reservation of its row, of each job. ARGV: bytes of a digest,
+# then the field of each row.
+END = """
+for place = 2, #ARGV do
+  local job, rows, field = KEYS[2 * place - 3], KEYS[2 * place - 2], ARGV[place]
+  redis.call('HSET', job, 'status', 'finished')
+  redis.call('HSET', rows, field, string.sub(redis.call('HGET', rows, field), 1, ARGV[1]))
+end
+"""
 
 
 def write_rows(file: Path, count: int) -> None:
@@ -45,40 +59,57 @@ def write_rows(file: Path, count: int) -> None:
             opened.write(f"{json.dumps(row)}\n")
 
 
+def part_of(ids: list[str], rows: list[int]) -> pa.Table:
+    """A table of SCHEMA: rows without answers, by their jobs and indexes."""
+    count = len(rows)
+    constants = {
+        **{"schema_version": SCHEMA_VERSION, "run_id": RUN, "model": MODEL, "request_hash": ""},
+        **{"repeat_index": 0, "choice_index": 0, "attempt": 1},
+        **{"operation": CHAT.name, "status": "ok"},
+    }
+    columns: dict[str, list[Any]] = {name: [value] * count for name, value in constants.items()}
+    columns |= {"job_id": ids, "row_index": rows}
+    arrays = [
+        pa.array(columns[field.name], field.type)
+        if field.name in columns
+        else pa.nulls(count, field.type)
+        for field in SCHEMA
+    ]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
 def drain(url: str, results: Path) -> None:
     """End all jobs that come: as in the store, the reservation says that the row is written."""
     client: Any = redis.Redis.from_url(url)
+    end = client.register_script(END)
     queue = queue_key(keys.bulk_queue(MODEL))
     number = 0
     while True:
-        ids = client.lpop(queue, PART_ROWS)
+        ids = [one.decode() for one in client.lpop(queue, PART_ROWS) or ()]
         if not ids:
             time.sleep(0.01)
             continue
         reading = client.pipeline(transaction=False)
         for job_id in ids:
-            reading.hget(job_key(job_id.decode()), DATA)
-        rows = []
-        ending = client.pipeline(transaction=False)
-        for job_id, data in zip(ids, reading.execute(), strict=True):
-            request = decode_call(data).kwargs["request"]
-            row = request["job"]["row"]
-            entry = outbox_entry(job_id.decode(), request, "ok", operation=CHAT.name, attempt=1)
-            rows += rows_of(entry)
-            ending.hset(job_key(job_id.decode()), "status", "finished")
-            ending.eval(
-                "redis.call('HSET', KEYS[1], ARGV[1], string.sub("
-                "redis.call('HGET', KEYS[1], ARGV[1]), 1, ARGV[2]))",
-                1,
-                keys.rows(RUN, row),
-                keys.row_field(row, 0),
-                DIGEST_BYTES,
-            )
+            reading.hget(job_key(job_id), DATA)
+        rows = [decode_call(data).kwargs["request"]["job"]["row"] for data in reading.execute()]
         folder = results / RUN
         name = f"part-{number}.parquet"
-        write_part(folder / TEMPORARY / name, folder / SAMPLES / name, table_of(rows))
-        ending.execute()
+        write_part(folder / TEMPORARY / name, folder / SAMPLES / name, part_of(ids, rows))
+        names = [
+            (job_key(job_id), keys.rows(RUN, row)) for job_id, row in zip(ids, rows, strict=True)
+        ]
+        fields = [keys.row_field(row, 0) for row in rows]
+        for start in range(0, len(ids), END_ROWS):
+            some = slice(start, start + END_ROWS)
+            end(keys=[*chain.from_iterable(names[some])], args=[DIGEST_BYTES, *fields[some]])
         number += 1
+
+
+def used_seconds(client: Any) -> float:
+    """CPU time of Redis so far."""
+    used = client.info("cpu")
+    return float(used["used_cpu_user"] + used["used_cpu_sys"])
 
 
 @click.command()
@@ -98,7 +129,7 @@ def main(count: int, window: int, out: Path | None) -> None:
             target=drain, args=(server.url, results), daemon=True
         )
         worker.start()
-        since = time.perf_counter()
+        since, used_before = time.perf_counter(), used_seconds(client)
         words = ["run", str(data), "-m", MODEL, "--run", RUN, "--window", str(window), "-q"]
         words += ["--redis", server.url, "--results", str(results)]
         producer = subprocess.Popen([Path(sys.executable).with_name("chatjobs"), *words])
@@ -118,12 +149,14 @@ def main(count: int, window: int, out: Path | None) -> None:
         assert producer.wait() == 0
         spent = resource.getrusage(resource.RUSAGE_CHILDREN)  # the producer alone has ended
         seconds = time.perf_counter() - (begun or since)
+        of_redis = used_seconds(client) - used_before
         worker.kill()
     half = len(peaks) // 2
     row = {
         "rows": count,
-        "rows / s of CPU": count / (spent.ru_utime + spent.ru_stime),
         "rows / s": count / seconds,
+        "CPU of the producer, us / row": 1e6 * (spent.ru_utime + spent.ru_stime) / count,
+        "of Redis, with the drain": 1e6 * of_redis / count,
         "producer MiB, first half": max(peaks[:half]) / MIB,
         "second half": max(peaks[half:]) / MIB,
         "Redis MiB, first half": max(used[:half]) / MIB,
