@@ -1,7 +1,8 @@
-"""The producer of a run keeps its lease, whatever takes long."""
+"""The producer of a run keeps its lease while it reads files, and takes little memory."""
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 import redis
 
 from jobs import Results
+from jobs.cli.data_set import DataSet
+from jobs.cli.requests import Overrides
 from jobs.results.files import SAMPLES
-from jobs.runs import producer
+from jobs.runs import producer, written_rows
 from jobs.runs.producer import Producer, Progress
 from jobs.runs.source import SourceRow, Wanted
 from jobs.runs.written_rows import WrittenRows
@@ -30,6 +33,17 @@ class Finished:
         yield from [None] * 3
 
 
+def write_part(folder: Path, name: str, rows: range) -> None:
+    """A file of a run `r`, with the columns that a producer reads."""
+    count = len(rows)
+    columns: dict[str, list[Any]] = {"row_index": [*rows], "choice_index": [0] * count}
+    columns |= {"status": ["ok"] * count, "error_type": [None] * count}
+    columns |= {"output_tokens": [1] * count}
+    file = folder / "r" / SAMPLES / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), file)
+
+
 class Silent:
     def update(self, progress: Progress) -> bool:
         return True
@@ -38,15 +52,24 @@ class Silent:
         raise AssertionError(holder)
 
 
+class Recording(Silent):
+    """Writes `rows` when the first one is enqueued."""
+
+    def __init__(self, folder: Path, rows: range) -> None:
+        self._folder, self._rows = folder, rows
+
+    def update(self, progress: Progress) -> bool:
+        if progress.running and self._rows:
+            write_part(self._folder, "part-1.parquet", self._rows)
+            self._rows = range(0)
+        return True
+
+
 def test_the_lease_is_renewed_while_the_files_of_a_run_are_read(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
-        columns: dict[str, list[Any]] = {"row_index": [number], "choice_index": [0]}
-        columns |= {"status": ["ok"], "error_type": [None], "output_tokens": [1]}
-        file = tmp_path / "r" / SAMPLES / f"part-{number}.parquet"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table(columns), file)
+        write_part(tmp_path, f"part-{number}.parquet", range(number, number + 1))
     monkeypatch.setattr(producer, "RENEW_SECONDS", 0.0)
     with redis.Redis.from_url(redis_url) as client:
         rows = RunRows(client, "r")
@@ -61,3 +84,31 @@ def test_the_lease_is_renewed_while_the_files_of_a_run_are_read(
         monkeypatch.setattr(rows, "hold", counted)
         assert Producer(rows, written, Finished(), Silent(), window=10).run() == "done"
     assert holds[:4] == [0, 1, 2, 3]
+
+
+def test_the_memory_of_a_producer_does_not_grow_with_the_data_set(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(written_rows, "BATCH_ROWS", 256)
+
+    def peak(count: int) -> int:
+        """Bytes that Python allocates while a run goes on that lacks its last row."""
+        data = tmp_path / f"{count}.jsonl"
+        data.write_text('{"prompt": "What is 1 + 1?"}\n' * count)
+        results = tmp_path / f"of-{count}"
+        write_part(results, "part-0.parquet", range(count - 1))
+        overrides = Overrides(model="m", run="r", priority="bulk")
+        with redis.Redis.from_url(redis_url) as client, DataSet([data], overrides) as source:
+            written = WrittenRows(Results(results), "r")
+            watcher = Recording(results, range(count - 1, count))
+            tracemalloc.start()
+            made = Producer(RunRows(client, "r"), written, source, watcher, window=100)
+            assert made.run() == "done"
+            found = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            client.flushdb()
+        return found
+
+    peak(100)  # imports
+    few, many = peak(1000), peak(5000)
+    assert many < few + 50_000  # ten bytes for each row more
