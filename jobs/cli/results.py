@@ -162,8 +162,9 @@ def remove(run: str, yes: bool, as_json: bool, results: str, redis_url: str) -> 
     from jobs.store.connection.protocol import collect, run_sync
     from jobs.store.find_jobs import Selection, find_jobs
     from jobs.store.job_state import Status
+    from jobs.store.producer_lease import ProducerLease
     from jobs.store.purge import purge
-    from jobs.store.run_rows import RunRows, forget_reservations
+    from jobs.store.run_rows import forget_reservations
 
     store = open_results(results)
     folder = store.path(run)  # raises if there is no such run
@@ -177,11 +178,10 @@ def remove(run: str, yes: bool, as_json: bool, results: str, redis_url: str) -> 
         click.confirm(f"delete run {run} ({about})?", abort=True, err=True)
     with client(redis_url) as connected:
         _check_folder(connected.redis, store)
-        held = RunRows(connected.redis, run)
-        holder = held.hold()
-        if holder is not None:
-            raise Failure(f"{holder} runs {run} (chatjobs run): end it first")
-        try:
+        with ProducerLease(connected.redis, run) as lease:
+            holder = lease.acquire()
+            if holder is not None:
+                raise Failure(f"{holder} runs {run} (chatjobs run): end it first")
             state = connected.run(run, store.root).status()
             if waiting := state.queued + state.running:
                 raise Failure(
@@ -199,8 +199,6 @@ def remove(run: str, yes: bool, as_json: bool, results: str, redis_url: str) -> 
                 with suppress(JobError):  # it has expired meanwhile
                     run_sync(purge(job_id), connected.connection)
             forget_reservations(connected.redis, run, set(table["row_index"].to_pylist()))
-        finally:
-            held.release()
     if as_json:
         print_json({"run": run, "rows": rows, "files": files})
     else:

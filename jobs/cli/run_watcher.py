@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jobs import Client, Results
     from jobs.cli.progress import RunProgress
     from jobs.runs.producer import Progress
-    from jobs.store.run_rows import Holder
+    from jobs.store.producer_lease import Holder
 
 # Without a row that ends, before the first notice of the reason, and between two looks.
 QUIET_SECONDS = 3.0

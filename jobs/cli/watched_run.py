@@ -44,7 +44,10 @@ class WatchedRun:
     def execute(self, redo: Redo | None = None, note: str = "") -> Audit:
         """Run all rows, and count them. `redo`: see `DataSetRun.execute`. `note`: a line above the
         progress. Raises Interrupted after Ctrl-C, and Failure above the rate of errors."""
+        import redis
+
         from jobs.cli.progress import RunProgress
+        from jobs.runs.audit import Audit
 
         self._run.check()
         gc.freeze()  # a full collection would look at all that was imported, again and again
@@ -66,14 +69,17 @@ class WatchedRun:
                 found = self._run.execute(watcher, redo)
             except KeyboardInterrupt:
                 raise self._interrupted("rows in Redis go on") from None
-            except Exception:
-                if stop.reason:
+            except redis.RedisError:  # it waits for Redis no longer
+                if stop.interrupted:
                     raise self._interrupted("rows in Redis go on") from None
                 raise
-        if found is not None:
+        if isinstance(found, Audit):
             return found
         if stop.interrupted:
-            raise self._interrupted("no row is left in Redis")
+            is_ours = found == "stopped"
+            raise self._interrupted(
+                "no row is left in Redis" if is_ours else "another process runs the others"
+            )
         raise Failure(f"{stop.reason}; {_go_on()}")
 
     def _interrupted(self, left: str) -> Interrupted:

@@ -30,7 +30,7 @@ from jobs.store.connection.protocol import (
 from jobs.store.find_jobs import Selection, find_jobs
 from jobs.store.job_end import cancel
 from jobs.store.job_state import Status
-from jobs.store.run_rows import is_held
+from jobs.store.producer_lease import is_held
 
 WAITING = (Status.DEFERRED, Status.SCHEDULED, Status.QUEUED)
 OPEN = (*WAITING, Status.STARTED)  # in the order in which a job has them

@@ -7,7 +7,7 @@ progress.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from redis import Redis
 
@@ -19,8 +19,11 @@ from jobs.runs.row_set import RowSet
 from jobs.runs.run_file import RunFile
 from jobs.runs.source import RowSource
 from jobs.runs.written_rows import WrittenRows, read_columns
+from jobs.store.producer_lease import LeaseLost, ProducerLease
 from jobs.store.run_rows import RunRows
 
+# The watcher has stopped a run: "waited" if another process runs its rows.
+Stopped = Literal["stopped", "waited"]
 ENGINE = ("schema_version", "engine", "engine_version", "torch_version")
 
 
@@ -41,7 +44,7 @@ class DataSetRun:
         self._results, self.name, self._source = results, name, source
         self._configuration, self._window = configuration, window
         self._file = RunFile(results, name)
-        self._rows = RunRows(redis, name)
+        self._rows = RunRows(redis, ProducerLease(redis, name))
         self.written = WrittenRows(results, name, source.samples)
         self.done_before = 0  # samples that were in files when the run went on
 
@@ -49,9 +52,9 @@ class DataSetRun:
         """Raise InvalidRequest if the run was made with another configuration."""
         self._file.check(self._configuration)
 
-    def execute(self, watcher: Watcher, redo: Redo | None = None) -> Audit | None:
-        """Run the rows that are in no file, and count those in the files. None if the watcher has
-        stopped the run. `redo`: chooses rows in the files that are run again.
+    def execute(self, watcher: Watcher, redo: Redo | None = None) -> Audit | Stopped:
+        """Run the rows that are in no file, and count those in the files. `redo`: chooses rows in
+        the files that are run again. Holds the lease on the run until run.json has the result.
 
         Raises InvalidRequest for another configuration and for a data set that can't be read to its
         end, JobError if rows can't be enqueued, and OSError. Rows in Redis go on then.
@@ -75,12 +78,22 @@ class DataSetRun:
         producer = Producer(
             self._rows, self.written, self._source, watcher, window=self._window, begin=begin
         )
-        if producer.run() == "stopped":
-            self._file.write(self._configuration, "interrupted")
-            return None
-        found = audit(self._results, self.name, producer.total or 0, self._source.samples)
-        self._file.write(self._configuration, "done", audit=found.to_dict(), **self._engine())
-        return found
+        with self._rows.lease:
+            while (end := producer.run()) != "waited":
+                try:
+                    if end == "stopped":
+                        producer.confirm()
+                        self._file.write(self._configuration, "interrupted")
+                        return "stopped"
+                    count = producer.total or 0
+                    found = audit(self._results, self.name, count, self._source.samples)
+                    producer.confirm()
+                    facts = {"audit": found.to_dict(), **self._engine()}
+                    self._file.write(self._configuration, "done", **facts)
+                    return found
+                except LeaseLost:  # another process may have changed the run meanwhile
+                    continue
+        return "waited"
 
     def _engine(self) -> dict[str, Any]:
         """The engine of the first row that was generated; empty if none was."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
@@ -25,17 +24,20 @@ from jobs.runs.row_set import RowSet
 from jobs.runs.source import RowSource, SourceRow
 from jobs.runs.window import Window
 from jobs.runs.written_rows import WrittenRows
-from jobs.store.enqueue import Enqueued, LeaseLost
-from jobs.store.run_rows import Holder, RowJob, RowState, RunRows
+from jobs.store.enqueue import Enqueued
+from jobs.store.producer_lease import Holder, LeaseLost
+from jobs.store.run_rows import RowJob, RowState, RunRows
 
 CHUNK_BYTES = 8 * 2**20  # of requests that are enqueued at once
-RENEW_SECONDS = 3.0  # between two renewals of the lease
 POLL_SECONDS = 0.1  # between two looks at Redis and the files
 READING_SECONDS = 1.0  # the same while rows are read: they cost as much as a hundred rows and more
+# Rows that wait for Parquet: at twice as many, workers claim no jobs. Rows that no job can run are
+# read as fast as the file.
+MAX_ENDED = 10_000
 FULL_SECONDS = 0.5  # pause while a queue or Redis is full
 OUTAGE_SECONDS = 0.5  # pause while Redis can't be reached
 
-End = Literal["done", "stopped"]
+End = Literal["done", "stopped", "waited"]
 T = TypeVar("T")
 
 
@@ -85,7 +87,6 @@ class Producer:
         self._total: int | None = None
         self._read = 0  # samples of this pass over the data set
         self._going = True
-        self._next_renewal = 0.0
         self._polled, self._poll_seconds = 0.0, 0.0  # end and duration of the last look
 
     @property
@@ -94,47 +95,39 @@ class Producer:
         return None if self._total is None else self._total // self._source.samples
 
     def run(self) -> End:
-        """Return when each row is in a file, or when the watcher has stopped it.
+        """Return with the lease when each row is in a file, or when the watcher has stopped it;
+        "waited": it was stopped while another process held the lease.
 
         Raises InvalidRequest if the data set can't be read to its end, and JobError if rows can't
         be enqueued. Rows that are enqueued go on then.
         """
-        try:
-            while True:
-                try:
-                    if not self._acquire():
+        while True:
+            try:
+                if not self._acquire():
+                    return "waited"
+                self._alone = self._retry(self._begin) or self._alone
+                while not self._pass():
+                    if not self._going:
                         return "stopped"
-                    self._alone = self._retry(self._begin) or self._alone
-                    while not self._pass():
-                        if not self._going:
-                            return "stopped"
-                    return "done"
-                except LeaseLost:
-                    continue
-        finally:
-            with suppress(redis.RedisError):  # the lease expires
-                self._rows.release()
+                return "done"
+            except LeaseLost:
+                continue
+
+    def confirm(self) -> None:
+        """Raises LeaseLost if another process may have changed the run since `run` returned."""
+        self._retry(self._rows.lease.renew)
 
     def _acquire(self) -> bool:
         """Wait for the lease. False if the watcher does not want to."""
-        while (holder := self._retry(self._rows.hold)) is not None:
+        while (holder := self._retry(self._rows.lease.acquire)) is not None:
             self._watcher.waits_for(holder)
             self._written.refresh()
             if not self._report():
                 return False
             time.sleep(1.0)
-        self._next_renewal = time.monotonic() + RENEW_SECONDS
         self._window = Window(self._rows, self._written)
         self._written.clear()  # the holder before may have removed rows
-        self._written.refresh(self._renew)
         return True
-
-    def _renew(self) -> None:
-        """Keep the lease. Raises LeaseLost."""
-        if time.monotonic() >= self._next_renewal:
-            if self._retry(self._rows.hold) is not None:
-                raise LeaseLost(self._rows.run)
-            self._next_renewal = time.monotonic() + RENEW_SECONDS
 
     def _pass(self) -> bool:
         """Go through the data set once. True if all its rows are in files."""
@@ -145,7 +138,8 @@ class Producer:
         while True:
             self._tick()
             room = self._size - self._window.open
-            if self._going and not at_end and room >= max(1, self._size // 2):
+            is_full = self._window.ended >= MAX_ENDED
+            if self._going and not (at_end or is_full) and room >= max(1, self._size // 2):
                 chunk, at_end = self._take(source, room)
                 self._send(chunk)
                 if at_end:
@@ -155,7 +149,7 @@ class Producer:
                 self._retry(self._window.withdraw)
             if not len(self._window) and (at_end or not self._going):
                 break
-            if self._window.ended and not self._window.open:
+            if is_full or (self._window.ended and not self._window.open):
                 self._retry(self._rows.want)
             time.sleep(POLL_SECONDS)
         return at_end and self._written.rows.has_all(self._read)
@@ -286,13 +280,12 @@ class Producer:
         return f"{row.number}-{self._rows.run.replace('.', '_')}"
 
     def _tick(self, seconds: float = POLL_SECONDS) -> None:
-        """Renew the lease, look at Redis and the files, and report, `seconds` after the last time,
-        or later if that takes long."""
+        """Look at Redis and the files, and report, `seconds` after the last time, or later if that
+        takes long. Raises LeaseLost."""
+        self._rows.lease.check()
         begin = time.monotonic()
         if begin < self._polled + max(seconds, 4 * self._poll_seconds):
             return
-        self._renew()
-        begin = time.monotonic()
         self._retry(self._window.poll)
         self._report()
         self._polled = time.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,9 @@ class WrittenRows:
         self._files: set[str] = set()  # that were read
         self._listed: set[str] = set()  # names at the last look, without those that could not be
 
-    def refresh(self, after_file: Callable[[], object] = lambda: None) -> int:
+    def refresh(self) -> int:
         """Read the files that are new. Returns how many samples are new. A file that can't be read
-        is tried again at the next call. `after_file`: called after each, since all files of a large
-        run take a while."""
+        is tried again at the next call."""
         before = len(self.rows)
         folder = self._folder / SAMPLES
         names = {name for name in _names_in(folder) if name.endswith(".parquet")}
@@ -68,7 +67,6 @@ class WrittenRows:
                     names.discard(file.name)
                     continue
                 self._files.add(file.name)
-                after_file()
         self._listed = names
         return len(self.rows) - before
 

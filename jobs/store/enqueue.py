@@ -34,6 +34,7 @@ from jobs.store.expiry import BULK_RESULT_SECONDS, FAILURE_SECONDS, RESULT_SECON
 from jobs.store.limits import DEFAULTS
 from jobs.store.new_job import NewJob, custom_id_digest, new_job
 from jobs.store.preludes import QUEUE_LUA, RESERVATIONS_LUA, TURNS_LUA
+from jobs.store.producer_lease import LeaseLost
 from jobs.store.reservations import RowHashes, is_unwritten, job_of
 from jobs.store.rq_layout import (
     DATA,
@@ -291,10 +292,6 @@ class _Call:
     def replies(self, reply: Any) -> list[Any]:
         """The reply for each job. An error of the whole script is that of each."""
         return [reply] * self._count if isinstance(reply, Exception) else reply
-
-
-class LeaseLost(Exception):
-    """Another process holds the lease on a run, or nobody does: nothing was changed."""
 
 
 class Enqueued(NamedTuple):

@@ -1,17 +1,10 @@
-"""The rows of a run in Redis, and the lease of the one process that enqueues them.
-
-`jobs.runs.producer` calls this. Each change is a script that checks the lease: a producer that was
-frozen, and whose place another one has taken, changes nothing.
-"""
+"""The rows of a run in Redis, for the process that holds its lease. `jobs.runs.producer` calls
+this."""
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -23,36 +16,24 @@ from jobs.errors import JobError
 from jobs.operations import Request
 from jobs.results.outbox import OutboxEntry, encode
 from jobs.store.backlog import has_unwritten
-from jobs.store.connection.protocol import Steps, command, retry
-from jobs.store.enqueue import Enqueued, LeaseLost, enqueue
+from jobs.store.enqueue import Enqueued, enqueue
 from jobs.store.eviction import EvictionCheck
 from jobs.store.expiry import ROW_SECONDS
 from jobs.store.new_job import new_job
 from jobs.store.preludes import DELETE_JOB_LUA, QUEUE_LUA, RESERVATIONS_LUA
+from jobs.store.producer_lease import LeaseLost, ProducerLease
 from jobs.store.purge import keys_of_job
 from jobs.store.reservations import digest_of, is_unwritten, job_of
 from jobs.store.rq_layout import executions_key, job_key, results_key
 
-HOLD = lua.load("jobs.store", "hold_run")
 END_ROW = lua.load("jobs.store", "end_row", QUEUE_LUA, RESERVATIONS_LUA)
 FORGET_ROWS = lua.load("jobs.store", "forget_rows", QUEUE_LUA, RESERVATIONS_LUA, DELETE_JOB_LUA)
 
-LEASE_SECONDS = 15.0  # a producer that does not renew its lease for so long loses the run
 FORGET_AT_ONCE = 100  # rows in one script: two milliseconds of Redis
 KEYS_AT_ONCE = 1000  # deleted in one command
 
 
 # KEYS and ARGV of the scripts, by name and in order.
-
-
-class HoldKeys(NamedTuple):
-    producer: str
-
-
-class HoldArgs(NamedTuple):
-    token: str
-    replaced: str
-    milliseconds: int
 
 
 class EndRowKeys(NamedTuple):
@@ -113,74 +94,22 @@ class RowState(Enum):
     ENDED = "ended"  # its row is in the outbox, or in Parquet
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A process that holds the lease on a run."""
-
-    token: str  # its value in Redis
-
-    @classmethod
-    def of_this_process(cls) -> Holder:
-        facts = {"host": socket.gethostname(), "pid": os.getpid(), "key": secrets.token_hex(8)}
-        return cls(json.dumps(facts))
-
-    def __str__(self) -> str:
-        facts = self._facts()
-        return f"process {facts.get('pid', '?')} on {facts.get('host', '?')}"
-
-    @property
-    def is_dead(self) -> bool:
-        """True if it was a process of this host, and is gone."""
-        facts = self._facts()
-        pid = facts.get("pid")
-        if facts.get("host") != socket.gethostname() or not isinstance(pid, int) or pid < 1:
-            return False
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except (OSError, OverflowError):
-            return False
-        return False
-
-    def _facts(self) -> dict[str, Any]:
-        try:
-            facts = json.loads(self.token)
-        except ValueError:
-            return {}
-        return facts if isinstance(facts, dict) else {}
-
-
 class RunRows:
-    """The rows of one run in Redis, for one producer. `hold` the run first. All methods raise
-    redis.RedisError, and may be called again after it; those that change rows raise LeaseLost."""
+    """The rows of one run in Redis. Acquire the lease first. All methods raise redis.RedisError,
+    and may be called again after it; those that change rows raise LeaseLost."""
 
-    def __init__(self, redis: Redis, run: str) -> None:
-        self.run = run
+    def __init__(self, redis: Redis, lease: ProducerLease) -> None:
+        self.lease, self.run = lease, lease.run
         self._redis: Any = redis  # its stubs leave open whether replies are bytes
-        self._holder = Holder.of_this_process()
         self._eviction = EvictionCheck()
-        self._hold = redis.register_script(HOLD)
         self._end = redis.register_script(END_ROW)
         self._forget = redis.register_script(FORGET_ROWS)
-
-    def hold(self) -> Holder | None:
-        """Take or renew the lease. Returns the process that holds it, None if this one does. The
-        lease of a dead process of this host is taken at once."""
-        found = self._try_to_hold("")
-        if found is not None and found.is_dead:
-            found = self._try_to_hold(found.token)
-        return found
-
-    def release(self) -> None:
-        """Let another producer have the run at once."""
-        self._call_hold("", 0)
 
     def enqueue(self, requests: Sequence[Request]) -> list[Enqueued | JobError]:
         """Enqueue requests with rows: for each its job, or why it is refused. Raises JobError
         while Redis may evict keys."""
         self._eviction.require(self._redis)
-        return enqueue(self._redis, requests, holder=self._holder.token)
+        return enqueue(self._redis, requests, holder=self.lease.token)
 
     def owners(self, requests: Sequence[ScoreRequest]) -> list[Owner | None]:
         """The jobs that have the rows of requests with one item each; None for a row that has none,
@@ -219,7 +148,7 @@ class RunRows:
                 keys.OUTBOXES,
             )
             args = EndRowArgs(
-                self._holder.token,
+                self.lease.token,
                 keys.row_field(row, entry["repeat_index"]),
                 digest_of(json.dumps(entry["error"])),
                 ROW_SECONDS,
@@ -282,7 +211,7 @@ class RunRows:
                 of_all.deadlines,
             )
         ]
-        args: list[Any] = [*ForgetRowsArgs(self._holder.token, int(withdraw))]
+        args: list[Any] = [*ForgetRowsArgs(self.lease.token, int(withdraw))]
         for one in rows:
             job = one.job_id
             names += (job_key(job), results_key(job), keys.log(job), executions_key(job))
@@ -318,16 +247,6 @@ class RunRows:
                 found[place] = value
         return found, {job: bool(one) for job, one in zip(names, replies, strict=False)}
 
-    def _try_to_hold(self, replaced: str) -> Holder | None:
-        holder = self._call_hold(replaced, int(1000 * LEASE_SECONDS))
-        return None if holder == self._holder.token else Holder(holder)
-
-    def _call_hold(self, replaced: str, milliseconds: int) -> str:
-        names = HoldKeys(keys.producer(self.run))
-        args = HoldArgs(self._holder.token, replaced, milliseconds)
-        found: bytes = self._hold(keys=names, args=args)
-        return found.decode(errors="replace")
-
 
 def forget_reservations(redis: Redis, run: str, rows: Iterable[int]) -> None:
     """Forget which requests have these rows of a run, and the rows of all its custom_ids: they may
@@ -336,11 +255,6 @@ def forget_reservations(redis: Redis, run: str, rows: Iterable[int]) -> None:
     names += [keys.custom_ids_bucket(run, number) for number in range(keys.CUSTOM_ID_BUCKETS)]
     for start in range(0, len(names), KEYS_AT_ONCE):
         redis.delete(*names[start : start + KEYS_AT_ONCE])
-
-
-def is_held(run: str, deadline: float | None = None) -> Steps[bool]:
-    """True while a process enqueues the rows of a run. An outage is waited out until `deadline`."""
-    return bool((yield from retry(command("exists", keys.producer(run)), deadline)))
 
 
 def _state(reservation: bytes | None, *, is_gone: bool) -> RowState:

@@ -17,9 +17,11 @@ from click.testing import Result
 from jobs import ChatRequest
 from jobs.cli.data_set import DataSet
 from jobs.cli.requests import Overrides
+from jobs.runs import producer
 from jobs.runs.producer import Producer, Progress
 from jobs.runs.written_rows import WrittenRows
-from jobs.store.run_rows import Holder, RunRows
+from jobs.store.producer_lease import Holder, ProducerLease
+from jobs.store.run_rows import RunRows
 from tests.cli.conftest import Run
 from tests.worker.site import Site, wait_until
 
@@ -419,10 +421,35 @@ def test_rows_that_begin_alike_are_enqueued_one_behind_the_other(
             raise AssertionError(holder)
 
     overrides = Overrides("fake", "r1", ignore_unknown=True, own_ids=True)
-    with DataSet([jsonl(tmp_path, rows)], overrides) as source:
-        redis, written = RunRows(site.redis, "r1"), WrittenRows(site.results, "r1")
+    lease = ProducerLease(site.redis, "r1")
+    with DataSet([jsonl(tmp_path, rows)], overrides) as source, lease:
+        redis, written = RunRows(site.redis, lease), WrittenRows(site.results, "r1")
         assert Producer(redis, written, source, Watcher(), window=2000).run() == "stopped"
     assert names == sorted(names) and len(set(names)) == 3
+
+
+def test_rows_that_can_not_run_are_bounded_in_redis_as_well(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer, "MAX_ENDED", 10)
+    unwritten: list[int] = []
+
+    class Watcher:
+        def update(self, progress: Progress) -> bool:
+            unwritten.append(progress.unwritten)
+            return True
+
+        def waits_for(self, holder: Holder) -> None:
+            raise AssertionError(holder)
+
+    site.worker()
+    overrides = Overrides("fake", "r1", ignore_unknown=True, own_ids=True)
+    lease = ProducerLease(site.redis, "r1")
+    with DataSet([jsonl(tmp_path, [{"prompt": 1}] * 60)], overrides) as source, lease:
+        redis, written = RunRows(site.redis, lease), WrittenRows(site.results, "r1")
+        assert Producer(redis, written, source, Watcher(), window=5).run() == "done"
+    assert 10 <= max(unwritten) < 15
+    assert written.errors == {"invalid_request": 60}
 
 
 def test_a_folder_that_hugging_face_has_saved(go: Go, site: Site, tmp_path: Path) -> None:

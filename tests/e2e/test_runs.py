@@ -18,7 +18,8 @@ from openai.types.shared import ErrorObject
 
 from jobs import ChatRequest, keys
 from jobs.runs.written_rows import WrittenRows
-from jobs.store.enqueue import LeaseLost
+from jobs.store import producer_lease
+from jobs.store.producer_lease import LeaseLost, ProducerLease
 from jobs.store.run_rows import RunRows
 from tests.waiting import PATIENCE, wait_until
 from tests.worker.site import Site
@@ -237,6 +238,24 @@ def test_a_frozen_producer_whose_place_was_taken_doubles_nothing(
     assert in_files(site) == dict.fromkeys(range(40), 1)
 
 
+def test_ctrl_c_of_a_producer_that_waits_changes_nothing_of_the_run(
+    site: Site, tmp_path: Path, command: Command
+) -> None:
+    with ProducerLease(site.redis, "r1") as lease:
+        assert lease.acquire() is None
+        words: list[object] = ["run", data_set(tmp_path, 5), "-m", "fake", "--run", "r1"]
+        process = command(*words, "--redis", site.url, "--results", site.folder)
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        assert any("enqueues the rows of run r1: waiting" in line for line in lines)
+        process.send_signal(signal.SIGINT)
+        code, out, err = finished(process)
+        assert (code, out) == (130, "")
+        assert "and another process runs the others; this goes on:" in err
+        assert not (site.folder / "r1").exists()
+        lease.renew()
+
+
 def test_a_model_that_nobody_serves_is_named_and_the_run_waits(
     site: Site, tmp_path: Path, command: Command
 ) -> None:
@@ -294,14 +313,55 @@ def test_rows_that_redis_has_lost_are_enqueued_again(
 
 
 def test_only_the_holder_of_the_lease_changes_rows(site: Site) -> None:
-    first, second = RunRows(site.redis, "r1"), RunRows(site.redis, "r1")
-    assert first.hold() is None
-    holder = second.hold()
-    assert holder is not None and not holder.is_dead
     request: Any = {"model": "fake", "messages": [{"role": "user", "content": "a"}]}
     ready = ChatRequest.parse({**request, "job": {"run": "r1", "row": 0}})
-    with pytest.raises(LeaseLost):
-        second.enqueue([ready])
-    assert not list(site.redis.scan_iter("rq:job:*"))
-    (job,) = first.enqueue([ready])
-    assert not isinstance(job, Exception)
+    with ProducerLease(site.redis, "r1") as first, ProducerLease(site.redis, "r1") as second:
+        assert first.acquire() is None
+        holder = second.acquire()
+        assert holder is not None and not holder.is_dead
+        with pytest.raises(LeaseLost):
+            RunRows(site.redis, second).enqueue([ready])
+        assert not list(site.redis.scan_iter("rq:job:*"))
+        (job,) = RunRows(site.redis, first).enqueue([ready])
+        assert not isinstance(job, Exception)
+
+
+def test_a_lease_that_has_expired_is_lost_even_if_nobody_has_it(site: Site) -> None:
+    """A process that was frozen while it read rows may not enqueue them: another one has had the
+    run meanwhile, and Redis has forgotten its rows."""
+    request: Any = {"model": "fake", "messages": [{"role": "user", "content": "a"}]}
+    ready = ChatRequest.parse({**request, "job": {"run": "r1", "row": 0}})
+    with ProducerLease(site.redis, "r1") as lease:
+        assert lease.acquire() is None
+        site.redis.delete(keys.producer("r1"))
+        with pytest.raises(LeaseLost):
+            RunRows(site.redis, lease).enqueue([ready])
+        with pytest.raises(LeaseLost):
+            lease.renew()
+        with pytest.raises(LeaseLost):
+            lease.check()
+        assert lease.acquire() is None
+        lease.check()
+    assert not site.redis.exists(keys.producer("r1"))
+
+
+def test_a_lease_is_renewed_however_long_its_process_is_busy(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_lease, "RENEW_SECONDS", 0.02)
+    with ProducerLease(site.redis, "r1") as lease:
+        assert lease.acquire() is None
+        for _ in range(2):
+            site.redis.pexpire(keys.producer("r1"), 10_000)
+            wait_until(lambda: site.redis.pttl(keys.producer("r1")) > 10_000)
+        site.redis.set(keys.producer("r1"), "{}")
+        wait_until(lambda: is_lost(lease))
+    assert site.redis.get(keys.producer("r1")) == b"{}"  # released by nobody but its holder
+
+
+def is_lost(lease: ProducerLease) -> bool:
+    try:
+        lease.check()
+    except LeaseLost:
+        return True
+    return False

@@ -31,7 +31,7 @@ from jobs.scores.scoring import score_run
 from jobs.scores.spec import parse_spec
 from jobs.sizes import counted
 from jobs.store.backlog import recording_faults
-from jobs.store.run_rows import Holder
+from jobs.store.producer_lease import Holder
 from jobs.store.worker_status import read_workers
 from worker.cli.demo_report import print_report, report_of
 from worker.cli.demo_worker import WorkerProcess
@@ -126,7 +126,7 @@ def _answer(
         configuration = source.configuration(content)
         run = DataSetRun(client.redis, results, run_id, source, configuration, window=count)
         found = run.execute(_Watcher(client, worker, progress, count))
-    assert found is not None  # the watcher stops nothing
+    assert isinstance(found, Audit)  # the watcher stops nothing
     return found
 
 

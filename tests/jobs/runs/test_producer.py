@@ -1,9 +1,8 @@
-"""The producer of a run keeps its lease while it reads files, and takes little memory."""
+"""The producer of a run takes little memory, and of Redis little as well."""
 
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,11 @@ from jobs import Results
 from jobs.cli.data_set import DataSet
 from jobs.cli.requests import Overrides
 from jobs.results.files import SAMPLES
-from jobs.runs import producer, written_rows
+from jobs.runs import written_rows
 from jobs.runs.producer import Producer, Progress
-from jobs.runs.source import SourceRow, Wanted
 from jobs.runs.written_rows import WrittenRows
-from jobs.store.run_rows import Holder, RunRows
-
-
-class Finished:
-    """A data set of which all rows are in files."""
-
-    samples = 1
-
-    def read(self, wanted: Wanted) -> Iterator[SourceRow | None]:
-        assert not any(map(wanted, range(3)))
-        yield from [None] * 3
+from jobs.store.producer_lease import Holder, ProducerLease
+from jobs.store.run_rows import RunRows
 
 
 def write_part(folder: Path, name: str, rows: range) -> None:
@@ -65,27 +54,6 @@ class Recording(Silent):
         return True
 
 
-def test_the_lease_is_renewed_while_the_files_of_a_run_are_read(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(3):
-        write_part(tmp_path, f"part-{number}.parquet", range(number, number + 1))
-    monkeypatch.setattr(producer, "RENEW_SECONDS", 0.0)
-    with redis.Redis.from_url(redis_url) as client:
-        rows = RunRows(client, "r")
-        holds: list[int] = []  # files that were read before each
-        written = WrittenRows(Results(tmp_path), "r")
-        hold = rows.hold
-
-        def counted() -> Holder | None:
-            holds.append(len(written.rows))
-            return hold()
-
-        monkeypatch.setattr(rows, "hold", counted)
-        assert Producer(rows, written, Finished(), Silent(), window=10).run() == "done"
-    assert holds[:4] == [0, 1, 2, 3]
-
-
 def test_the_memory_of_a_producer_does_not_grow_with_the_data_set(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,8 +70,9 @@ def test_the_memory_of_a_producer_does_not_grow_with_the_data_set(
             written = WrittenRows(Results(results), "r")
             watcher = Recording(results, range(count - 1, count))
             tracemalloc.start()
-            made = Producer(RunRows(client, "r"), written, source, watcher, window=100)
-            assert made.run() == "done"
+            with ProducerLease(client, "r") as lease:
+                made = Producer(RunRows(client, lease), written, source, watcher, window=100)
+                assert made.run() == "done"
             found = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             client.flushdb()

@@ -13,6 +13,7 @@ from jobs import ChatRequest, Results, ScoreRequest, keys
 from jobs.runs.window import Window
 from jobs.runs.written_rows import WrittenRows
 from jobs.store.enqueue import Enqueued
+from jobs.store.producer_lease import ProducerLease
 from jobs.store.run_rows import RowJob, RowState, RunRows
 
 QUEUE = keys.bulk_queue("m")
@@ -25,10 +26,10 @@ def client(redis_url: str) -> Iterator[Any]:
 
 
 @pytest.fixture
-def rows(client: Any) -> RunRows:
-    rows = RunRows(client, "r")
-    assert rows.hold() is None
-    return rows
+def rows(client: Any) -> Iterator[RunRows]:
+    with ProducerLease(client, "r") as lease:
+        assert lease.acquire() is None
+        yield RunRows(client, lease)
 
 
 def enqueue(rows: RunRows, row: int, repeat: int = 0) -> RowJob:
