@@ -429,11 +429,14 @@ def _check_mode(
 
 def _default_name(dataset: Path, split: str | None, mode: str, model: str | None) -> str:
     """The name of a run that is not named: the same for the same data set and model."""
+    from jobs.cli.data_set_files import COMPRESSED
+    from jobs.cli.data_set_files import SUFFIXES as DATA_SUFFIXES
     from jobs.keys import RUN_ID
 
     name = dataset.resolve().name
-    for suffix in reversed(dataset.suffixes if dataset.is_file() else []):
-        name = name.removesuffix(suffix)
+    for suffixes in (COMPRESSED, DATA_SUFFIXES) if dataset.is_file() else ():
+        # Not all: squad-1.1.jsonl and squad-1.2.jsonl are two runs.
+        name = next((name.removesuffix(one) for one in suffixes if name.endswith(one)), name)
     of_mode = "" if mode == MODES[0] else mode
     parts = [name, split or "", of_mode, (model or "").rstrip("/").rpartition("/")[2]]
     found = "-".join(re.sub(r"[^A-Za-z0-9_.-]+", "-", part) for part in parts if part)

@@ -475,12 +475,12 @@ def test_the_name_of_a_run_follows_from_data_set_and_model(
     run: Run, site: Site, tmp_path: Path
 ) -> None:
     site.worker()
-    file = tmp_path / "my data.jsonl.gz"
+    file = tmp_path / "my data-1.1.jsonl.gz"  # and 1.2 is another
     file.write_bytes(gzip.compress(b'{"prompt": "a"}\n'))
     places = ("--redis", site.url, "--results", str(site.folder))
     result = run("run", str(file), "-m", "fake", *places)
-    assert audit(result).startswith("my-data-fake: 1 in, 1 rows")
-    assert site.results.config("my-data-fake")["state"] == "done"
+    assert audit(result).startswith("my-data-1.1-fake: 1 in, 1 rows")
+    assert site.results.config("my-data-1.1-fake")["state"] == "done"
     file.with_suffix("").write_bytes(b'{"prompt": "a"}\n')  # the same content
     assert run("run", str(file.with_suffix("")), "-m", "fake", *places).exit_code == 0
     file.write_bytes(file.read_bytes()[:-6])
