@@ -96,7 +96,7 @@ def _cells(worker: dict[str, Any]) -> tuple[object, ...]:
     used = worker["memory"]["weights"] + worker["memory"]["cache"]
     return (
         worker["name"],
-        ", ".join(worker["models"]),
+        ", ".join(_model(name, worker.get("states")) for name in worker["models"]),
         worker["device"],
         _size(used),
         _size(worker.get("rss")),
@@ -106,6 +106,12 @@ def _cells(worker: dict[str, Any]) -> tuple[object, ...]:
         _accepted(worker),
         _duration(worker.get("heartbeat_s")),
     )
+
+
+def _model(name: str, states: object) -> str:
+    """A model, with its state if it takes no jobs now: a (cold)."""
+    state = states.get(name, "ready") if isinstance(states, dict) else "ready"
+    return name if state == "ready" else f"{name} ({state})"
 
 
 def _serving(queue: dict[str, Any]) -> tuple[str, object]:

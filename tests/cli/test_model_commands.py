@@ -18,6 +18,7 @@ def test_the_command_line_waits_for_the_worker(run: Run, site: Site) -> None:
     assert json.loads(loaded.stdout) == {
         **{"worker": name, "model": "two", "state": "ready", "pinned": False}
     }
+    assert "one (unloaded), two " in run("status", *here).stdout
     refused = run("models", "pin", "two", "--worker", name[:-1], *here)
     assert refused.exit_code == 1 and "two can't be pinned" in refused.stderr
     nobody = run("models", "load", "three", *here)
