@@ -29,7 +29,7 @@ COMMAND = str(Path(sys.executable).with_name("chatjobs"))
 SAMPLE_SECONDS = 0.05
 REPORT_SECONDS = 5.0  # a worker's status is not older
 START_SECONDS = 300.0
-LOADED = re.compile(r"loaded (\S+) in ([\d.]+) s$", re.MULTILINE)
+LOADED = re.compile(r"loaded (\S+) in ([\d.]+) s\b")
 
 
 def pss(pid: int) -> int:

@@ -241,6 +241,7 @@ class FakeBackend:
         info |= {"name": reference.rpartition("/")[2], "reference": reference}
         self.resident[info["name"]] = 100 + (spec.cache_bytes or 0)
         self.peak_bytes = max(self.peak_bytes, sum(self.resident.values()))
+        assert self._budget is None or self.peak_bytes <= self._budget
         return ModelInfo(**info)
 
     def unload(self, model: str) -> None:
