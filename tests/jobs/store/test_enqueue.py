@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import select
+import socket
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -80,6 +84,47 @@ def test_a_key_of_another_program_prevents_its_job_alone(client: Client) -> None
     with pytest.raises(JobError, match=f"the key {job_key('damaged')} in Redis is a string"):
         enqueue(client.redis, [request(name) for name in ("a", "damaged", "b")])
     assert waiting(client) == ["a", "b"]
+
+
+def cut_once(listener: socket.socket, server: str, after: int) -> None:
+    """Stand between a client and the server at a path. When the client has sent `after` bytes, the
+    next reply is lost, with the connection; its next connection stays."""
+    is_cut = False
+    while True:
+        try:
+            client, _ = listener.accept()
+        except OSError:
+            return
+        sent, lost = 0, False
+        with client, socket.socket(socket.AF_UNIX) as redis:
+            redis.connect(server)
+            while not lost:
+                for ready in select.select([client, redis], [], [])[0]:
+                    data = ready.recv(2**16)
+                    lost = lost or not data or (ready is redis and sent > after and not is_cut)
+                    if not lost:
+                        (client if ready is redis else redis).sendall(data)
+                        sent += len(data) if ready is client else 0
+        is_cut = is_cut or sent > after
+
+
+def test_jobs_whose_replies_were_lost_are_there_once(
+    client: Client, redis_url: str, tmp_path: Path
+) -> None:
+    names = [f"job-{number}" for number in range(300)]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "between"))
+        listener.listen()
+        server = redis_url.removeprefix("unix://")
+        Thread(target=cut_once, args=(listener, server, 50_000), daemon=True).start()
+        with Client(f"unix://{tmp_path / 'between'}") as other:
+            found = enqueue(other.redis, [request(name) for name in names])
+        listener.shutdown(socket.SHUT_RDWR)
+    assert [one.id for one in found if isinstance(one, Enqueued)] == names
+    assert {one.existed_before for one in found if isinstance(one, Enqueued)} >= {True}
+    assert waiting(client) == names
+    bytes_of = [int(client.redis.hget(job_key(one), "chatjobs_bytes")) for one in names]  # type: ignore[arg-type]
+    assert int(client.redis.hget(keys.OPEN_BYTES, LINE)) == sum(bytes_of)  # type: ignore[arg-type]
 
 
 def test_a_row_of_one_job_is_taken_for_the_next_of_its_script(client: Client) -> None:
