@@ -144,6 +144,11 @@ def test_a_limit_of_state_files_without_a_folder_is_wrong_usage(run: Run) -> Non
     assert result.exit_code == 2 and "--state-bytes needs --state-dir" in result.stderr
 
 
+def test_a_wait_for_models_without_a_budget_is_wrong_usage(run: Run) -> None:
+    result = run("work", "-m", "demo", "--max-wait", "5")
+    assert result.exit_code == 2 and "--max-wait needs --memory" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("option", "setter"),
     [

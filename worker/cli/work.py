@@ -291,6 +291,8 @@ def work(
             device = found.device
         if found.memory is not None and not _is_given("memory"):
             memory = MemoryAmount.parse(found.memory)
+    if memory is None and _is_given("max_wait"):
+        raise click.UsageError("--max-wait needs --memory: without it, all models stay in memory")
     keep_writing()
     need_torch()
     from jobs.store.connection.connect import URL_VARIABLE
