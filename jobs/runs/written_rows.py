@@ -91,7 +91,7 @@ class WrittenRows:
 def _names_in(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # until the first file is written
         return []
 
 

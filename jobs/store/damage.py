@@ -29,7 +29,7 @@ _TYPES = (
     (r"chatjobs:answers:.*", "list"),
     (r"chatjobs:(outbox:.*|\{.*\}:log)", "stream"),
     (r"chatjobs:(reaper|recorder|results|next-row:.*|producer:.*)", "string"),
-    (r"chatjobs:(upkeep:.*|worker:.*|recorder:.*|quarantine-worker:.*)", "string"),
+    (r"chatjobs:(upkeep:.*|worker:.*|recorder:.*|loading:.*|quarantine-worker:.*)", "string"),
     (r"rq:(wip|scheduled|deferred|finished|failed|canceled|executions):.*", "zset"),
     (r"rq:results:.*", "stream"),
     (r"rq:(queues|workers)", "set"),
