@@ -116,7 +116,7 @@ class JobArgs(NamedTuple):
     message_bytes: int
     fields: str
     digests: bytes
-    item_job: str
+    named_job: str
     custom_id: bytes
     row_number: int | str
     abandoned: bytes
@@ -197,7 +197,7 @@ def _job_args(job: NewJob, fields: str, abandoned: Abandoned | None) -> JobArgs:
         message_bytes=job.message_bytes,
         fields=fields,
         digests=b"".join([one.digest for one in job.rows]),
-        item_job=job.id if isinstance(job.request, ScoreRequest) else "",
+        named_job=job.id if job.request.job.id or isinstance(job.request, ScoreRequest) else "",
         custom_id=custom_id_digest(options.custom_id or "") if job.by_custom_id else b"",
         row_number=(options.row or 0) if job.by_custom_id else "",
         abandoned=b"" if abandoned is None else abandoned.reservation,

@@ -74,6 +74,7 @@ def row_job(run: str, row: int, digest: bytes) -> str:
 
 
 def job_of(reservation: bytes, run: str, row: int) -> str:
-    """The id of the job that has a reservation of a row, unless the request chose its id."""
-    item_job = reservation[DIGEST_BYTES + 1 :]
-    return item_job.decode(errors="replace") or row_job(run, row, reservation[:DIGEST_BYTES])
+    """The id of the job that has a reservation of a row: named in it if the row and the digest do
+    not tell it."""
+    named = reservation[DIGEST_BYTES + 1 :]
+    return named.decode(errors="replace") or row_job(run, row, reservation[:DIGEST_BYTES])

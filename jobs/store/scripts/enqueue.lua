@@ -33,7 +33,7 @@
 --       data: field of the hash; it tells this job from another one of this id
 --       request_bytes: bytes of the data, decompressed
 --       message_bytes: bytes of the largest message
---       fields, digests, item_job: the rows of the job, as reserve_rows takes them; '' without a row
+--       fields, digests, named_job: the rows of the job, as reserve_rows takes them; '' without a row
 --       custom_id, row_number: digest of the custom_id that identifies the row, and its number; '' if
 --       none does
 --       abandoned: reservation of the row by another request, to be replaced if that request's job is
@@ -126,7 +126,7 @@ end
 
 local function enqueue(keys, args)
   local job, log, results, abandoned_job, ids, next_row = unpack(keys)
-  local job_id, data, request_bytes, message_bytes, fields, digests, item_job, custom_id, row_number,
+  local job_id, data, request_bytes, message_bytes, fields, digests, named_job, custom_id, row_number,
     abandoned, at, delay, ttl, session, session_waits = unpack(args)
 
   local refused = refuse_custom_id(ids, next_row, custom_id, row_number)
@@ -160,7 +160,7 @@ local function enqueue(keys, args)
   redis.call('HSET', job, 'data', data, 'chatjobs_bytes', #data, unpack(hash_fields))
   try('HINCRBY', open_bytes, queue, #data)
   local counted = not failure
-  try_function(reserve_rows, hashes, fields, digests, item_job)
+  try_function(reserve_rows, hashes, fields, digests, named_job)
   local due = tonumber(at) or now + (tonumber(delay) or 0)
   if ttl ~= '' then
     local deadline = string.format('%d', math.max(due, now) + ttl)

@@ -5,9 +5,10 @@
 -- rows of a job: "1:7,2:0.3" are the rows 7 of the first hash and 0.3 of the second one, each by the last
 -- part of its number. A reservation is the digest of the request, or of the item of a scoring request, that
 -- has the row, DIGEST bytes. OPEN follows it until the row is written, and then the id of the job if the
--- digest is that of an item, which may be in other jobs too. Only such a reservation may lose its job to
--- another program. Older versions write no OPEN: their rows count as written. They write '' for a row that
--- a custom_id has got and whose request was not enqueued: it is free.
+-- digest does not tell it: that of an item, which may be in other jobs too, or a request that chose its id.
+-- Only such a reservation may lose its job to another program. Older versions write no OPEN: their rows
+-- count as written. They write '' for a row that a custom_id has got and whose request was not enqueued: it
+-- is free.
 --
 -- `chatjobs submit` also identifies rows by custom_id: ids is a hash with the numbers of the rows of some
 -- custom_ids, by their digests, and next_row the number behind all rows that were given so.
@@ -25,12 +26,12 @@ local function rows_in(hashes, fields)
   return found
 end
 
--- digests: those of the rows, one behind the other. item_job: id of the job whose items have the rows; ''
--- if its request has the row. The script calls keep_rows then.
-local function reserve_rows(hashes, fields, digests, item_job)
+-- digests: those of the rows, one behind the other. named_job: id of the job if its items have the rows, or
+-- if its request chose it; else ''. The script calls keep_rows then.
+local function reserve_rows(hashes, fields, digests, named_job)
   for number, row in ipairs(rows_in(hashes, fields)) do
     local digest = string.sub(digests, DIGEST * (number - 1) + 1, DIGEST * number)
-    redis.call('HSET', row[1], row[2], digest .. OPEN .. item_job)
+    redis.call('HSET', row[1], row[2], digest .. OPEN .. named_job)
   end
 end
 
@@ -57,11 +58,11 @@ local function refuse_rows(hashes, fields, digests, job_id, abandoned, abandoned
   for number, row in ipairs(rows) do
     local reserved = redis.call('HGET', row[1], row[2])
     if reserved and reserved ~= '' then
-      local digest, is_open, item_job = read_reservation(reserved)
+      local digest, is_open, named_job = read_reservation(reserved)
       local is_same = digest == string.sub(digests, DIGEST * (number - 1) + 1, DIGEST * number)
       local is_free
-      if is_open and item_job ~= '' then
-        is_free = item_job == job_id or redis.call('EXISTS', 'rq:job:' .. item_job) == 0
+      if is_open and named_job ~= '' then
+        is_free = named_job == job_id or redis.call('EXISTS', 'rq:job:' .. named_job) == 0
       elseif is_same then
         is_free = true
         if not is_open then written[#written + 1] = {'row', reserved, tostring(number)} end

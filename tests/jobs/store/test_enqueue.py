@@ -150,3 +150,16 @@ def test_jobs_of_several_queues_and_tenants_keep_their_order(client: Client) -> 
         assert waiting(client, keys.tenant_queue(name, "t")) == [
             f"{priority}-t-{n}" for n in range(3)
         ]
+
+
+def test_a_job_that_chose_its_id_keeps_its_row(client: Client) -> None:
+    first = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    other = {"model": "m", "messages": [{"role": "user", "content": "b"}]}
+    place = {"run": "r", "row": 0}
+    job = client.submit({**first, "job": {"id": "mine", **place}})
+    for request in (first, other):
+        with pytest.raises(JobError, match="row 0 of run 'r' is taken"):
+            client.submit({**request, "job": place})
+    assert client.submit({**first, "job": {"id": "mine", **place}}).id == job.id
+    client.redis.delete(f"rq:job:{job.id}")  # by another program
+    assert client.submit({**other, "job": place}).id != job.id
