@@ -118,9 +118,8 @@ def _read(redis: Redis, host: str | None) -> Snapshot:
     from jobs.store.damage import find_damage
     from jobs.store.eviction import read_eviction
     from jobs.store.queue_depths import read_queues
-    from jobs.store.recorders import read_recorders
     from jobs.store.rq_layout import QUEUES_KEY
-    from jobs.store.worker_status import Published, add_heartbeats, published
+    from jobs.store.worker_status import Published, add_heartbeats, published, read_recorders
 
     damaged = find_damage(redis)
     wrong = {one.key for one in damaged}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from jobs.cli.output import echo
 from jobs.sizes import counted
@@ -59,7 +59,7 @@ class WaitNotice:
     ) -> None:
         self._connection, self._quiet = connection, quiet
         self._write = write or (lambda text: echo(text, err=True))
-        self._job: Job | Rows | None = None
+        self._job: Job[Any, Any] | Rows | None = None
         self._ended = threading.Event()
         self._lock = threading.Lock()  # `watch` returns when no notice is being written
         self._notices = Notices()
@@ -74,7 +74,7 @@ class WaitNotice:
         self._ended.set()
         self.watch(None)
 
-    def watch(self, job: Job | Rows | None) -> None:
+    def watch(self, job: Job[Any, Any] | Rows | None) -> None:
         """From now on say what `job` waits for, or why rows wait; None: nothing."""
         with self._lock:
             self._job = job
@@ -105,8 +105,7 @@ class WaitNotice:
 def reason_of_rows(connection: Connection, rows: Rows) -> str:
     """Return why rows are not written yet; "" if they are."""
     from jobs.store.backlog import any_records, read_unwritten, recording_faults
-    from jobs.store.recorders import read_recorders
-    from jobs.store.worker_status import read_workers
+    from jobs.store.worker_status import read_recorders, read_workers
 
     waiting = read_unwritten(connection.redis, rows.runs)
     if not waiting.count:
@@ -132,7 +131,7 @@ def rows_wait(rows: Unwritten) -> str:
     return f"{wait} in Redis, {where}, the first one for {rows.oldest:.0f} s"
 
 
-def reason(connection: Connection, job: Job) -> str:
+def reason(connection: Connection, job: Job[Any, Any]) -> str:
     """Return what a job waits for; "" if it has ended."""
     from jobs.client.cause import what_it_waits_for
     from jobs.store.connection.protocol import run_sync

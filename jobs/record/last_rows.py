@@ -11,8 +11,7 @@ import redis
 from jobs.record.recorder import Recorder
 from jobs.store.backlog import any_records, read_unwritten
 from jobs.store.connection.connect import connect, limit_waits
-from jobs.store.recorders import read_recorders
-from jobs.store.worker_status import read_workers
+from jobs.store.worker_status import read_recorders, read_workers
 
 logger = logging.getLogger(__name__)
 

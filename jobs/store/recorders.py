@@ -1,6 +1,6 @@
 """Recorders that are processes of their own: the status that each publishes in Redis.
 
-A recorder inside a worker is part of the worker's status (worker_status.py).
+A recorder inside a worker is part of the worker's status. worker_status.py reads both.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import redis
 
@@ -65,32 +65,3 @@ class RecorderPresence:
         pipeline.delete(keys.recorder(self._name))
         pipeline.zrem(keys.RECORDERS, self._name)
         pipeline.execute()
-
-
-def read_recorders(client: redis.Redis) -> list[dict[str, Any]]:
-    """The status that each recorder process publishes, by name: `name`, `host`, `pid`,
-    `started_at`, and `results` with `path` and `error`. Values that no recorder has written are
-    left out."""
-    names: Any = client.zrange(keys.RECORDERS, 0, -1)
-    wanted = [keys.recorder(name.decode(errors="replace")) for name in sorted(names)]
-    values: Any = client.mget(wanted) if wanted else []
-    found = [_read_status(value) for value in values if value is not None]
-    return [status for status in found if status is not None]
-
-
-def _read_status(value: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(value)
-    except (ValueError, RecursionError):
-        return None
-    match found:
-        case {
-            "name": str(),
-            "host": str(),
-            "pid": int(),
-            "started_at": int() | float(),
-            "results": {"path": str(), "error": str()},
-        }:
-            status: dict[str, Any] = found
-            return status
-    return None

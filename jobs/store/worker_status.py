@@ -1,12 +1,13 @@
-"""Reads the statuses that workers publish: those that run, and those that load their models.
+"""Reads the statuses that processes publish: workers that run, workers that load their models, and
+recorders that are processes of their own.
 
-presence.py writes them.
+presence.py and recorders.py write them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from redis import Redis
@@ -79,7 +80,7 @@ def published(redis: Redis) -> Published:
     names = _worker_keys(found)
     values: Any = redis.mget(names) if names else []
     for name, value in zip(names, values, strict=True):
-        status = _read_status(value) if value is not None else None
+        status = _read(value, _is_worker) if value is not None else None
         if status is not None:
             (loading if _loads(status) else running).append(status)
         elif value is not None:
@@ -104,14 +105,26 @@ def add_heartbeats(redis: Redis, workers: Iterable[dict[str, Any]]) -> None:
             worker["heartbeat_s"] = round(max(0.0, now - lease / 1000 + length), 1)
 
 
-def read_published() -> Steps[Published]:
+def read_published(deadline: float | None = None) -> Steps[Published]:
     """`published` as steps, without damage."""
-    names = _worker_keys((yield from retry(command("zrange", keys.WORKERS, 0, -1))))
-    values = (yield from retry(command("mget", names))) if names else []
-    found = [_read_status(value) for value in values if value is not None]
+    members = yield from retry(command("zrange", keys.WORKERS, 0, -1), deadline)
+    names = _worker_keys(members)
+    values = (yield from retry(command("mget", names), deadline)) if names else []
+    found = [_read(value, _is_worker) for value in values if value is not None]
     known = [status for status in found if status is not None]
     loading = [status for status in known if _loads(status)]
     return Published([status for status in known if not _loads(status)], loading, [])
+
+
+def read_recorders(redis: Redis) -> list[dict[str, Any]]:
+    """The status that each recorder process publishes, by name: `name`, `host`, `pid`,
+    `started_at`, and `results` with `path` and `error`. Values that no recorder has written are
+    left out."""
+    names: Any = redis.zrange(keys.RECORDERS, 0, -1)
+    wanted = [keys.recorder(name.decode(errors="replace")) for name in sorted(names)]
+    values: Any = redis.mget(wanted) if wanted else []
+    found = [_read(value, _is_recorder) for value in values if value is not None]
+    return [status for status in found if status is not None]
 
 
 def funcs_of(worker: Mapping[str, Any]) -> list[str]:
@@ -138,13 +151,17 @@ def _is_text(name: bytes) -> bool:
     return True
 
 
-def _read_status(value: bytes) -> dict[str, Any] | None:
-    """The status that a worker has published; None for any other value."""
+def _read(value: bytes, is_status: Callable[[Any], bool]) -> dict[str, Any] | None:
+    """A status that a process has published; None for any other value."""
     try:
-        found = json.loads(value)
+        found: dict[str, Any] = json.loads(value)
     except (ValueError, RecursionError):
         return None
-    match found:
+    return found if is_status(found) else None
+
+
+def _is_worker(value: Any) -> bool:
+    match value:
         case {
             "name": str(),
             "host": str(),
@@ -155,14 +172,29 @@ def _read_status(value: bytes) -> dict[str, Any] | None:
             "memory": {"weights": int() | float(), "cache": int() | float()},
             "running": int(),
             "tokens_per_second": int() | float(),
-        } if all(isinstance(one, str) for one in (*models, *names)):
-            status: dict[str, Any] = found
+        } if _are_texts([*models, *names]):
             counted = ("cached_tokens", "prompt_tokens", "clock_behind")
-            counts = [status.get(name, 0) for name in counted]
-            lists = (status.get(name, []) for name in ("funcs", "closed", "failing"))
-            readable = all(isinstance(one, int) for one in counts) and all(map(_are_texts, lists))
-            return status if readable and _is_loading(status.get("loading", {})) else None
-    return None
+            counts = [value.get(name, 0) for name in counted]
+            lists = (value.get(name, []) for name in ("funcs", "closed", "failing"))
+            return (
+                all(isinstance(one, int) for one in counts)
+                and all(map(_are_texts, lists))
+                and _is_loading(value.get("loading", {}))
+            )
+    return False
+
+
+def _is_recorder(value: Any) -> bool:
+    match value:
+        case {
+            "name": str(),
+            "host": str(),
+            "pid": int(),
+            "started_at": int() | float(),
+            "results": {"path": str(), "error": str()},
+        }:
+            return True
+    return False
 
 
 def _are_texts(value: Any) -> bool:
