@@ -3,6 +3,7 @@ that time out."""
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 
 from redis import RedisError
@@ -25,45 +26,47 @@ from jobs.store.worker_status import read_published
 
 
 def cause_of_wait(job_id: str) -> Steps[str]:
-    """The cause as the end of a sentence, for an error; empty if it is not known."""
+    """The cause as the end of a sentence, for the error of a wait whose time has passed; empty if
+    it is not known."""
     try:
-        cause = yield from what_it_waits_for(job_id, "it")
+        cause = yield from what_it_waits_for(job_id, "it", time.monotonic())
     except RedisError:  # the error that is raised matters more
         return ""
     return f": {cause}" if cause else ""
 
 
-def what_it_waits_for(job_id: str, name: str) -> Steps[str]:
-    """A clause about the job that has not started; empty for another one. `name`: its subject."""
-    state = yield from read_state(job_id, full=True)
+def what_it_waits_for(job_id: str, name: str, deadline: float | None = None) -> Steps[str]:
+    """A clause about the job that has not started; empty for another one. `name`: its subject. An
+    outage is waited out until `deadline`."""
+    state = yield from read_state(job_id, full=True, deadline=deadline)
     match state.status:
         case Status.SCHEDULED:
-            due = yield from read_due(state)
+            due = yield from read_due(state, deadline)
             if due is None:  # queued since its state was read
                 return ""
             moment = datetime.fromtimestamp(due).astimezone()
             return f"{name} is scheduled for {moment:%Y-%m-%d %H:%M:%S %z}"
         case Status.DEFERRED:
-            before = yield from count_turns_before(state)
+            before = yield from count_turns_before(state, deadline)
             if before is None:
                 return f"{name} waits for other jobs"
             turns = counted(before, "other turn")
             return f"{name} waits for {turns} of session {session_of(state.request)!r}"
         case Status.QUEUED:
-            return (yield from _place(name, state))
+            return (yield from _place(name, state, deadline))
         case _:
             return ""
 
 
-def _place(name: str, state: JobState) -> Steps[str]:
+def _place(name: str, state: JobState, deadline: float | None) -> Steps[str]:
     """The place of a queued job in its queue, or that no worker serves the queue."""
-    workers = yield from read_published()
+    workers = yield from read_published(deadline)
     # A worker takes a job of any other name, and fails it.
     func = state.func if state.func is not None and TASKS.fullmatch(state.func) else CHAT.func
     model = model_of(state.queue)
     if not workers.serve(model, func):
         return nobody_takes(model, func, workers)
-    ahead = yield from count_jobs_before(state)
+    ahead = yield from count_jobs_before(state, deadline)
     if ahead is None:  # claimed since its state was read
         return ""
     model, tenant = model_of(state.queue), state.tenant

@@ -184,7 +184,7 @@ def wait_for_run(run: str, timeout: float | None) -> Steps[None]:
     looks = 0
     while looks < LOOKS:
         producing = yield from is_held(run, deadline)  # before its last jobs are looked for
-        open_jobs = yield from _open_jobs(run)
+        open_jobs = yield from _open_jobs(run, deadline)
         looks = 0 if producing or open_jobs else looks + 1
         if open_jobs:
             yield from _wait_for_ends(open_jobs, timeout, deadline)
@@ -225,10 +225,10 @@ def cancel_run(run: str) -> Steps[int]:
                     raise
 
 
-def _open_jobs(run: str) -> Steps[dict[str, Status]]:
+def _open_jobs(run: str, deadline: float | None = None) -> Steps[dict[str, Status]]:
     """The jobs of a run that have not ended, with their states."""
     found = yield from collect(
-        find_jobs(Selection(OPEN, run)), lambda one: (one.state.id, one.state.status)
+        find_jobs(Selection(OPEN, run), deadline), lambda one: (one.state.id, one.state.status)
     )
     return dict(found)
 

@@ -87,26 +87,29 @@ class _List(NamedTuple):
     read: str  # the command that reads a part of it
     key: str
 
-    def page(self, start: int, size: int, *, from_end: bool) -> Steps[list[str]]:
+    def page(
+        self, start: int, size: int, *, from_end: bool, deadline: float | None = None
+    ) -> Steps[list[str]]:
         """The next `size` ids behind the first `start`, or, backwards, before the last ones."""
         first = -start - size if from_end else start
         last = first + size - 1
-        found: list[bytes] = yield from retry(command(self.read, self.key, first, last))
+        found: list[bytes] = yield from retry(command(self.read, self.key, first, last), deadline)
         if from_end:
             found.reverse()
         return [member.decode(errors="replace").partition(":")[0] for member in found]
 
 
-def find_jobs(wanted: Selection) -> Emitting[FoundJob]:
+def find_jobs(wanted: Selection, deadline: float | None = None) -> Emitting[FoundJob]:
     """Emits the jobs of all chatjobs queues that are selected, by queue and state. A job that
-    another process moves meanwhile may be missed, or found twice."""
+    another process moves meanwhile may be missed, or found twice. An outage is waited out until
+    `deadline`."""
     now = time.time()
-    for some in (yield from _lists(wanted)):
+    for some in (yield from _lists(wanted, deadline)):
         # Waiting jobs leave their list at its head, and would move the pages behind it.
         from_end = some.read == "lrange"
         for start in count(0, PAGE):
-            page = yield from some.page(start, PAGE, from_end=from_end)
-            for found in (yield from _read(page)):
+            page = yield from some.page(start, PAGE, from_end=from_end, deadline=deadline)
+            for found in (yield from _read(page, deadline)):
                 if found.state.status is some.status and _matches(found, wanted, now):
                     yield Emit(found)
             if len(page) < PAGE:
@@ -151,24 +154,24 @@ def read_job(job_id: str) -> Steps[FoundJob]:
     return found
 
 
-def _lists(wanted: Selection) -> Steps[list[_List]]:
+def _lists(wanted: Selection, deadline: float | None = None) -> Steps[list[_List]]:
     """The lists and sorted sets in which the jobs of a selection are."""
     found: list[_List] = []
-    names = yield from retry(command("smembers", QUEUES_KEY))
+    names = yield from retry(command("smembers", QUEUES_KEY), deadline)
     for queue in queues_of(names):
         if not keys.is_queue(queue) or wanted.model not in (None, keys.model_of(queue)):
             continue
         for status in wanted.states:
             if status is Status.QUEUED:
-                found += yield from _waiting(queue)
+                found += yield from _waiting(queue, deadline)
             else:
                 found.append(_List(status, "zrange", _registry(queue, status)))
     return found
 
 
-def _waiting(queue: str) -> Steps[list[_List]]:
+def _waiting(queue: str, deadline: float | None) -> Steps[list[_List]]:
     """The lists of the jobs that wait in a queue."""
-    tenants = yield from retry(command("zrange", keys.tenants(queue), 0, -1))
+    tenants = yield from retry(command("zrange", keys.tenants(queue), 0, -1), deadline)
     names = [queue_key(queue), keys.quarantine(queue)]
     names += [
         keys.tenant_queue(queue, tenant.decode(errors="replace")) for tenant in tenants if tenant
@@ -188,10 +191,11 @@ def _registry(queue: str, status: Status) -> str:
     return registry_key(queue, "failed" if status is Status.FAILED else "canceled")
 
 
-def _read(job_ids: list[str]) -> Steps[list[FoundJob]]:
+def _read(job_ids: list[str], deadline: float | None = None) -> Steps[list[FoundJob]]:
     if not job_ids:
         return []
-    replies = yield from retry(commands([("hmget", job_key(job_id), FIELDS) for job_id in job_ids]))
+    reads = commands([("hmget", job_key(job_id), FIELDS) for job_id in job_ids])
+    replies = yield from retry(reads, deadline)
     return [_found(job_id, values) for job_id, values in zip(job_ids, replies, strict=True)]
 
 

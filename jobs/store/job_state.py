@@ -116,26 +116,26 @@ def _read_states(ids: Sequence[str], deadline: float | None) -> Steps[dict[str, 
     }
 
 
-def read_due(state: JobState) -> Steps[float | None]:
+def read_due(state: JobState, deadline: float | None = None) -> Steps[float | None]:
     """The time of a scheduled job, in seconds since the epoch; None if it is not scheduled now."""
     due: float | None = yield from retry(
-        command("zscore", rq_layout.scheduled_key(state.queue), state.id)
+        command("zscore", rq_layout.scheduled_key(state.queue), state.id), deadline
     )
     return due
 
 
-def count_turns_before(state: JobState) -> Steps[int | None]:
+def count_turns_before(state: JobState, deadline: float | None = None) -> Steps[int | None]:
     """Number of open turns before this one in its session; None if it waits for none."""
     session = keys.open_turns(session_of(state.request))
-    place: int | None = yield from retry(command("lpos", session, state.id))
+    place: int | None = yield from retry(command("lpos", session, state.id), deadline)
     return place
 
 
-def count_jobs_before(state: JobState) -> Steps[int | None]:
+def count_jobs_before(state: JobState, deadline: float | None = None) -> Steps[int | None]:
     """Number of jobs before this one in its list; None if it does not wait there now."""
     queue, tenant = state.queue, state.tenant
     waiting = keys.tenant_queue(queue, tenant) if tenant else rq_layout.queue_key(queue)
-    place: int | None = yield from retry(command("lpos", waiting, state.id))
+    place: int | None = yield from retry(command("lpos", waiting, state.id), deadline)
     return place
 
 

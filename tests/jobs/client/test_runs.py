@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
+import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,9 +16,12 @@ import pyarrow as pa
 import pytest
 
 from jobs import AsyncClient, Client, JobError, RunStatus, WaitTimeout, keys
+from jobs.embedded import EmbeddedRedis
 from jobs.results.files import write_scores
 from jobs.results.scores import SCORES_SCHEMA
 from jobs.store import find_jobs
+from jobs.store.connection.async_driver import AsyncConnection
+from jobs.store.connection.sync_driver import SyncConnection
 from tests.jobs.conftest import StepwiseWorker
 from tests.jobs.scores.runs import answers, make_run
 from tests.waiting import PATIENCE
@@ -81,6 +88,31 @@ def test_a_wait_goes_on_while_rows_are_unwritten_or_produced(client: Client) -> 
     client.redis.set(keys.producer("r"), "a process")
     with pytest.raises(WaitTimeout, match="a process still enqueues its rows after 0 s"):
         client.run("r").wait(timeout=0)
+
+
+@pytest.mark.parametrize("kind", [SyncConnection, AsyncConnection])
+def test_the_limit_of_a_wait_holds_although_redis_is_killed(
+    kind: type[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed when the wait looks for the jobs of the run: outages are waited out for 30 s else."""
+    run_command = kind.run
+
+    def run(self: Any, name: str, *args: Any, **options: Any) -> Any:
+        if name == "smembers":
+            with suppress(ProcessLookupError):
+                os.kill(server.pid, signal.SIGKILL)
+        return run_command(self, name, *args, **options)
+
+    async def wait() -> None:
+        async with AsyncClient(server.url) as client:
+            await client.run("r").wait(timeout=0.5)
+
+    monkeypatch.setattr(kind, "run", run)
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        begin = time.monotonic()
+        with pytest.raises(JobError, match="can't reach Redis"), Client(server.url) as client:
+            asyncio.run(wait()) if kind is AsyncConnection else client.run("r").wait(timeout=0.5)
+        assert time.monotonic() - begin < 15
 
 
 def test_a_run_is_cancelled_and_no_other_one(client: Client, worker: StepwiseWorker) -> None:
