@@ -66,8 +66,9 @@ class Claims:
         self._known_limits = DEFAULTS  # while another program has written their key
 
     def claim(self, queues: Sequence[str], room: Sequence[int], *, suspects: bool) -> Claim:
-        """Take jobs from the front of the queues, those of the first queues first. `room`: the most
-        of each queue. `suspects`: take a group of suspects instead, if any wait."""
+        """Take jobs from the front of the queues, those of the first queues first. `room`: of each
+        queue, in sequences; a job is taken while there is any. `suspects`: take a group of suspects
+        instead, if any wait."""
         if not queues:
             return Claim([], math.inf)
         moment = time.time()

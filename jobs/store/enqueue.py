@@ -114,6 +114,7 @@ class JobArgs(NamedTuple):
     data: bytes
     request_bytes: int
     message_bytes: int
+    cost: int
     fields: str
     digests: bytes
     named_job: str
@@ -195,6 +196,7 @@ def _job_args(job: NewJob, fields: str, abandoned: Abandoned | None) -> JobArgs:
         data=job.data,
         request_bytes=job.request_bytes,
         message_bytes=job.message_bytes,
+        cost=job.operation.cost(job.request),
         fields=fields,
         digests=b"".join([one.digest for one in job.rows]),
         named_job=job.id if job.request.job.id or isinstance(job.request, ScoreRequest) else "",

@@ -48,7 +48,7 @@ class JobStore:
         return keys.model_of(lease.queue), keys.is_bulk(lease.queue)
 
     def claim(self, room: Callable[[str, bool], int], *, suspects: bool = False) -> Claim:
-        """Take jobs, interactive ones before bulk ones. `room(model, bulk)`: how many at most.
+        """Take jobs, interactive ones before bulk ones. `room(model, bulk)`: for sequences.
         `suspects`: take a group of suspects instead, if any wait."""
         queues = self.queues.now()
         most = [room(keys.model_of(queue), keys.is_bulk(queue)) for queue in queues]

@@ -155,8 +155,8 @@ class Claimer:
         self._waker.pass_on(())
 
     def _start(self, claimed: Sequence[ClaimedJob], capacity: Capacity) -> None:
-        """Start jobs. One takes as much room as it has choices, so some may not fit: they go back
-        before their attempt has started."""
+        """Start jobs. Those that do not fit go back before their attempt has started: some that
+        other programs have enqueued have more sequences than the claim knew."""
         self._isolating = any(job.suspect for job in claimed)
         surplus: list[Lease] = []
         epoch = self._breaker.epoch

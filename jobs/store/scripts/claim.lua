@@ -17,8 +17,9 @@
 --       take_suspects: '1' if the worker runs no job: it takes the first group of suspects from the
 --       quarantines and nothing else; if there is none, it takes other jobs
 --       fields, limit_names: fields of the job hashes, and of `limits`, to return; with spaces between
---       capacity…: for each queue, the number of jobs to take at most. An interactive job also takes
---       room of its model's bulk jobs, unless there is room for just one: those must not starve
+--       capacity…: for each queue, the room of its jobs, in sequences. A job is taken while there is any.
+--       An interactive job also takes room of its model's bulk jobs, unless there is room for just one:
+--       those must not starve
 -- Returns {jobs, left, held, now, set}. jobs: one list per job taken: {number of the queue from 1,
 --       job id, attempt, execution id, then the values of `fields`}. left: 1 if there is room for jobs
 --       of tenants that were not reached in this call, else 0. held: milliseconds until a job that was
@@ -72,6 +73,12 @@ local function next_attempt(job)
   local before = tonumber(redis.call('HGET', job, 'chatjobs_attempt') or 0) or 0
   if before % 1 ~= 0 or before < 0 or before > 1e9 then before = 0 end
   return string.format('%d', before + 1)
+end
+
+-- The sequences that a job adds to the batch. Jobs of other programs do not say it.
+local function cost_of(job)
+  local cost = tonumber(redis.call('HGET', job, 'chatjobs_cost') or 1)
+  return cost and cost >= 1 and cost or 1
 end
 
 local function is_type(key, kind)
@@ -132,9 +139,10 @@ local function take_one(list, number, queue, wip, verdict, left)
     else
       if waits then
         start(number, id, job, queue, wip, list)
-        capacity[number] = capacity[number] - 1
+        local cost = cost_of(job)
+        capacity[number] = capacity[number] - cost
         local bulk = number + #capacity / 2
-        if capacity[bulk] and not only_one[bulk] then capacity[bulk] = capacity[bulk] - 1 end
+        if capacity[bulk] and not only_one[bulk] then capacity[bulk] = capacity[bulk] - cost end
       end
       if place == 0 then redis.call('LPOP', list) else redis.call('LREM', list, 1, id) end
       left()

@@ -33,6 +33,7 @@
 --       data: field of the hash; it tells this job from another one of this id
 --       request_bytes: bytes of the data, decompressed
 --       message_bytes: bytes of the largest message
+--       cost: sequences that the job adds to the batch
 --       fields, digests, named_job: the rows of the job, as reserve_rows takes them; '' without a row
 --       custom_id, row_number: digest of the custom_id that identifies the row, and its number; '' if
 --       none does
@@ -60,7 +61,7 @@ local jobs, model, row_seconds, max_jobs, max_bytes, max_request_bytes, max_mess
   max_session_bytes, holder = unpack(ARGV)
 local more_args = {unpack(ARGV, 10)}
 
-local JOB_KEYS, JOB_ARGS = 6, 15
+local JOB_KEYS, JOB_ARGS = 6, 16
 jobs = tonumber(jobs)
 local hashes = {unpack(more_keys, JOB_KEYS * jobs + 1)}
 local hash_fields = {unpack(more_args, JOB_ARGS * jobs + 1)}
@@ -126,7 +127,7 @@ end
 
 local function enqueue(keys, args)
   local job, log, results, abandoned_job, ids, next_row = unpack(keys)
-  local job_id, data, request_bytes, message_bytes, fields, digests, named_job, custom_id, row_number,
+  local job_id, data, request_bytes, message_bytes, cost, fields, digests, named_job, custom_id, row_number,
     abandoned, at, delay, ttl, session, session_waits = unpack(args)
 
   local refused = refuse_custom_id(ids, next_row, custom_id, row_number)
@@ -158,6 +159,7 @@ local function enqueue(keys, args)
   failure = nil
   redis.call('DEL', log, results)
   redis.call('HSET', job, 'data', data, 'chatjobs_bytes', #data, unpack(hash_fields))
+  if cost ~= '1' then redis.call('HSET', job, 'chatjobs_cost', cost) end
   try('HINCRBY', open_bytes, queue, #data)
   local counted = not failure
   try_function(reserve_rows, hashes, fields, digests, named_job)

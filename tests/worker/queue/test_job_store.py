@@ -75,6 +75,18 @@ def test_a_lost_lease_changes_nothing(site: Site, a: JobStore, b: JobStore) -> N
     assert dump(site) == before
 
 
+def test_a_claim_leaves_jobs_whose_sequences_have_no_room(site: Site, a: JobStore) -> None:
+    """They are neither read nor given back, so their attempts are not counted."""
+    items = [{"type": "loglikelihood", "prompt": "a", "continuations": ["b", "c"]}] * 3
+    jobs = site.client.submit_many([{"model": "fake", "items": items} for _ in range(3)])
+    site.submit(n=4)
+    claimed = a.claim(lambda *_: 8).jobs
+    assert [one.lease.job for one in claimed] == [one.id for one in jobs[:2]]
+    assert len(waiting(site)) == 2
+    site.redis.hset(f"rq:job:{jobs[2].id}", "chatjobs_cost", "foreign")
+    assert [one.lease.attempt for one in a.claim(lambda *_: 2).jobs] == [1, 1]
+
+
 def test_a_claim_of_the_last_job_deletes_the_tokens(site: Site, a: JobStore) -> None:
     site.submit_many(["a", "b", "c"])
     wake = keys.wake("chat:fake")
