@@ -52,11 +52,14 @@ class PromptedItem(ScoreItem):
     which the model's chat template renders.
 
     continue_final_message   the last message stays open, and the continuations go on with it
+    delimiter                the text that continuations begin with, to be separated from the
+                             prompt: its bytes are not counted
     """
 
     prompt: Text | TokenIds | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     continue_final_message: StrictBool | None = None
+    delimiter: Text | None = None
 
     @model_validator(mode="after")
     def _check_prompt(self) -> PromptedItem:
@@ -87,7 +90,7 @@ class LogLikelihood(PromptedItem):
 
 class Choice(PromptedItem):
     """Picks the one of `choices` with the highest log-likelihood after the prompt: the sum, or the
-    sum divided by the number of tokens or of UTF-8 bytes."""
+    sum divided by the number of tokens or of UTF-8 bytes, without the delimiter."""
 
     type: Literal["choice"] = "choice"
     choices: Annotated[Continuations, AfterValidator(_not_empty)]

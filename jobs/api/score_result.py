@@ -21,7 +21,7 @@ class ContinuationScore(Wire):
     logprob_sum: float
     is_greedy: bool  # each token was the most probable one
     tokens: int  # that were scored
-    bytes: int  # of the continuation as UTF-8
+    bytes: int  # of the continuation as UTF-8, without the delimiter of its item
     token_ids: list[int]
     prompt_tokens: int
     token_logprobs: list[float] | None = None

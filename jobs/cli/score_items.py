@@ -126,12 +126,12 @@ class ItemReader:
             texts = [text_of(row[column])]
             if column == "continuations":
                 texts = _list_of(row[column], column)
-            return {**fields, "continuations": self._behind(prompt, texts)}
+            return {**fields, **self._behind("continuations", prompt, texts)}
         texts, labels = _named_choices(row[self._given(row, "choices")])
         if "target" in fields:
             right = _right_choice(row["target"], texts, labels)
             fields["target"] = texts[right] if isinstance(texts[right], str) else str(right)
-        return {**fields, "choices": self._behind(prompt, texts)}
+        return {**fields, **self._behind("choices", prompt, texts)}
 
     def _given(self, row: Mapping[str, Any], *names: str) -> str:
         """The first of some columns that the row has. Raises InvalidRequest if it has none."""
@@ -147,18 +147,22 @@ class ItemReader:
             names[0],
         )
 
-    def _behind(self, prompt: Any, texts: list[Any]) -> list[Any]:
-        """Continuations with what separates them from their prompt."""
+    def _behind(self, name: str, prompt: Any, texts: list[Any]) -> dict[str, Any]:
+        """The fields of an item with its continuations, of this name, and what separates them from
+        their prompt."""
         delimiter = self._overrides.delimiter
         if not isinstance(prompt, str) or not prompt:
-            return texts
+            return {name: texts}
 
         def behind(text: str) -> str:
-            separated = prompt[-1].isspace() or text[:1].isspace()
-            default = "" if separated else " "
+            has_space = prompt[-1].isspace() or text[:1].isspace()
+            default = "" if has_space else " "
             return f"{default if delimiter is None else delimiter}{text}"
 
-        return [behind(one) if isinstance(one, str) and one else one for one in texts]
+        separated = [behind(one) if isinstance(one, str) and one else one for one in texts]
+        if separated == texts:
+            return {name: texts}
+        return {name: separated, "delimiter": " " if delimiter is None else delimiter}
 
     def _request_of(self, data: Mapping[str, Any]) -> ScoreRequest:
         """The request of a row, without its item."""

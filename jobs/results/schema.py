@@ -121,7 +121,7 @@ LIKELIHOOD = [
     _optional("logprob_sum", pa.float64(), "sum of token_logprobs"),
     _optional("is_greedy", pa.bool_(), "whether every scored token was the most probable one"),
     _optional("scored_tokens", pa.int32(), "tokens in logprob_sum"),
-    _optional("scored_bytes", pa.int32(), "UTF-8 bytes of the scored tokens"),
+    _optional("scored_bytes", pa.int32(), "UTF-8 bytes of the scored text, without its delimiter"),
     _optional("scored_words", pa.int32(), "words of a scored text, as white space separates them"),
     _optional("truncated_tokens", pa.int32(), "tokens that were cut from the left of the prompt"),
     _optional(

@@ -12,7 +12,7 @@ from jobs.scores.targets import target_of
 from jobs.scores.text import letter_choice
 
 UNITS = {"tokens": "scored_tokens", "bytes": "scored_bytes", "words": "scored_words"}
-WAYS = ("sum", "tokens", "bytes")
+WAYS = ("sum", "tokens", "characters", "bytes")
 
 
 class Perplexity:
@@ -35,8 +35,8 @@ class Perplexity:
 
 class Choice:
     """1 if the right choice was picked. A chat names its letter. Of a row with scored choices, the
-    pick of the worker counts, or, with an argument, the most likely by `sum`, or per token or
-    byte; its target is the text of the right one or its index."""
+    pick of the worker counts, or, with an argument, the most likely by `sum`, or per token,
+    character or byte; its target is the text of the right one or its index."""
 
     def __init__(self, way: str | None) -> None:
         if way not in (None, *WAYS):
@@ -75,12 +75,23 @@ def most_likely(choices: Sequence[dict[str, Any]], way: str) -> int | None:
     """The index of the most likely choice; None if one has no score."""
     values: list[float] = []
     for one in choices:
-        total = one["logprob_sum"]
-        count = 1 if way == "sum" else one[UNITS[way]]
+        total, count = one["logprob_sum"], _length(one, way)
         if total is None or not count:
             return None
         values.append(total / count)
     return values.index(max(values))
+
+
+def _length(choice: dict[str, Any], way: str) -> int | None:
+    """The divisor of the log-probability of a choice; None or 0 if it is not known."""
+    if way == "sum":
+        return 1
+    if way != "characters":
+        length: int | None = choice[UNITS[way]]
+        return length
+    text, count = choice["text"], choice["scored_bytes"]
+    # The text begins with the delimiter, whose bytes are not counted.
+    return len(text.encode()[-count:].decode()) if text and count else None
 
 
 def perplexity(sums: Sequence[float]) -> float:

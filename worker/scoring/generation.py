@@ -232,19 +232,22 @@ class Scoring:
             return named
         given = item.continuations if isinstance(item, LogLikelihood) else item.choices
         named.continuations = [
-            self._continuation_score(text, one) for text, one in zip(given, run.scored, strict=True)
+            self._continuation_score(text, one, item.delimiter or "")
+            for text, one in zip(given, run.scored, strict=True)
         ]
         if isinstance(item, Choice):
             named.picked = best(named.continuations, item.normalize)
         return named
 
-    def _continuation_score(self, given: str | list[int], one: _Scored) -> ContinuationScore:
+    def _continuation_score(
+        self, given: str | list[int], one: _Scored, delimiter: str
+    ) -> ContinuationScore:
         logprobs, targets = one.logprobs, one.targets
         return ContinuationScore(
             logprob_sum=math.fsum(logprobs),
             is_greedy=one.is_greedy,
             tokens=len(logprobs),
-            bytes=self._bytes(given),
+            bytes=self._bytes(given, delimiter),
             token_ids=list(targets.token_ids[targets.first :]),
             token_logprobs=self._details(logprobs),
             prompt_tokens=targets.first,
@@ -271,9 +274,9 @@ class Scoring:
             return None
         return [round(logprob, DIGITS) for logprob in logprobs]
 
-    def _bytes(self, given: str | list[int]) -> int:
+    def _bytes(self, given: str | list[int], delimiter: str = "") -> int:
         if isinstance(given, str):
-            return len(given.encode())
+            return len(given.removeprefix(delimiter).encode())
         return sum(len(self._tokenizer.token_bytes(one)) for one in given)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -42,6 +43,33 @@ def test_the_most_likely_choice_by_each_way(way: str | None, picked: int) -> Non
         outcome = Choice(way).score({**row, "target": target})
         assert outcome.value == (picked == index)
         assert outcome.answer == CHOICES[picked]["text"]
+
+
+def test_choices_are_normalised_as_lm_evaluation_harness_does() -> None:
+    """Its acc, acc_norm and acc_bytes divide by 1, len(choice) and len(choice.encode()), of the
+    choice as the task has it, without the target_delimiter."""
+    given = {"a": -1.0, "wxyz": -3.5, "éé": -1.9}
+    choices = [
+        {
+            "text": f" {text}",
+            "logprob_sum": total,
+            "scored_tokens": 1,
+            "scored_bytes": len(text.encode()),
+        }
+        for text, total in given.items()
+    ]
+    picked = {}
+    divisors: dict[str, Callable[[str], int]] = {
+        "sum": lambda _: 1,
+        "characters": len,
+        "bytes": lambda text: len(text.encode()),
+    }
+    for way, length in divisors.items():
+        ratios = {text: total / length(text) for text, total in given.items()}
+        picked[way] = max(ratios, key=ratios.__getitem__)
+        outcome = Choice(way).score({"choices": choices, "picked_index": 0, "target": picked[way]})
+        assert outcome.value == 1, way
+    assert len(set(picked.values())) == 3  # with the delimiter, "a" has the best acc_norm
 
 
 def test_a_target_that_is_no_choice_is_an_error() -> None:

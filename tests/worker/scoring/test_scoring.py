@@ -134,6 +134,10 @@ def test_a_choice_is_the_best_by_sum_tokens_or_bytes(pair: Pair) -> None:
     items = [
         {"type": "choice", "prompt": PROMPT, "choices": choices, "normalize": by} for by in divisors
     ]
+    spaced = {**items[-1], "delimiter": " "}
+    (found,) = score(pair.engine, spaced)
+    assert found.continuations is not None
+    assert [one.bytes for one in found.continuations] == [len(one.strip()) for one in choices]
     for found, by in zip(score(pair.engine, *items), divisors.values(), strict=True):
         ratios = [value / divisor for value, divisor in zip(sums, by, strict=True)]
         assert found.picked == ratios.index(max(ratios))
