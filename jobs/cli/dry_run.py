@@ -11,7 +11,8 @@ from jobs.cli.interrupts import interrupts_raise
 from jobs.cli.options import client
 from jobs.cli.output import echo, print_json
 from jobs.cli.pilot import Pilot, run_pilot
-from jobs.cli.run_watcher import check_folder
+from jobs.cli.run_watcher import check_all_score, check_folder
+from jobs.cli.score_items import SCORE_MODES
 from jobs.cli.survey import Prompts, Survey, Tokens, survey
 from jobs.errors import JobError
 from jobs.sizes import counted
@@ -52,6 +53,7 @@ class DryRun:
         self._store, self._name, self._source, self._count = store, name, source, count
         self._retry_failed, self._max_error_rate = retry_failed, max_error_rate
         self._price, self._quiet = price_per_hour, quiet
+        self._scores = configuration["mode"] in SCORE_MODES
         self._written = WrittenRows(store, name, source.samples)
         self._models: dict[str, Prompts | str] = {}
         self._pilot: Pilot | None = None
@@ -99,15 +101,26 @@ class DryRun:
 
     def _run_pilot(self, connected: Client, found: Survey) -> None:
         from jobs.client.serving import nobody_takes
-        from jobs.operations import CHAT
+        from jobs.operations import CHAT, SCORE
         from jobs.store.worker_status import published
 
+        models = sorted({row.request.model for row in found.sample if row.request is not None})
+        if self._scores:
+            check_all_score(connected, models)
+        func = (SCORE if self._scores else CHAT).func
         workers = published(connected.redis)
-        for model in sorted({one.model for one in found.sample}):
-            if not workers.serve(model, CHAT.func):
-                self._no_pilot = nobody_takes(model, CHAT.func, workers)
+        for model in models:
+            if not workers.serve(model, func):
+                self._no_pilot = nobody_takes(model, func, workers)
                 return
-        self._pilot = run_pilot(connected, self._store, self._name, found.sample, quiet=self._quiet)
+        self._pilot = run_pilot(
+            connected,
+            self._store,
+            self._name,
+            found.sample,
+            workers=min(workers.serve(model, func) for model in models),
+            quiet=self._quiet,
+        )
 
     def _tokens(self, found: Survey) -> Tokens:
         """Of the whole data set, or of the pilot."""
@@ -191,7 +204,8 @@ class DryRun:
         tokens = self._tokens(found)
         if not tokens.rows:
             return "not known"
-        text = f"min {tokens.least:,}, mean {tokens.mean:,.1f}, max {tokens.most:,} of a prompt"
+        of = "a row" if self._scores else "a prompt"
+        text = f"min {tokens.least:,}, mean {tokens.mean:,.1f}, max {tokens.most:,} of {of}"
         if found.tokens.rows:
             return f"{text}, {tokens.total:,} in all; {counted(found.too_long, 'row')} too long"
         return f"{text}, of the rows of the pilot"
@@ -234,7 +248,7 @@ def _model_text(one: Prompts | str) -> str:
 def _pilot_text(pilot: Pilot) -> str:
     text = f"{counted(pilot.rows, 'row')} in {pilot.seconds:.1f} s"
     if (speed := pilot.rows_per_second) is not None:
-        tokens = pilot.output_tokens / pilot.seconds
+        tokens = (pilot.output_tokens + pilot.scored_tokens) / pilot.seconds
         text += f": {speed:,.1f} rows/s, {tokens:,.0f} tokens/s"
     text += f", {pilot.failed} failed" if pilot.failed else ""
     return f"{text}; their answers are in run {pilot.run}"

@@ -87,6 +87,7 @@ def _option_fields(ctx: click.Context) -> tuple[str, ...]:
         "seed": "--seed",
         "priority": "chatjobs run: rows of a run are bulk jobs",
         "apply_chat_template": "--mode completion",
+        "delimiter": "--delimiter",
     },
     known=_option_fields,
 )
@@ -236,8 +237,6 @@ def run(
 
     if price_per_hour is not None and not dry_run:
         raise click.UsageError("--price-per-hour needs --dry-run")
-    if dry_run and mode in SCORE_MODES:
-        raise click.UsageError(f"--dry-run can't run with --mode {mode}: it counts chats alone")
     if form is None and (output is not None or order is not None):
         raise click.UsageError("--output and --order need --format")
     if few_shot is None and few_shot_by is not None:

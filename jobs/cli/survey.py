@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jobs.api.request import ChatRequest
 from jobs.errors import JobError
 
 if TYPE_CHECKING:
+    from jobs.operations import Request
     from jobs.runs.source import RowSource, SourceRow
 
 KEPT_ERRORS = 10  # that are quoted
@@ -34,13 +34,15 @@ class Prompts(Protocol):
     obstacle: str | None
     facts: Mapping[str, Any]
 
-    def read(self, request: ChatRequest) -> tuple[str, int]:
-        """The text of a prompt, and its number of tokens. Raises JobError."""
+    def read(self, request: Request) -> tuple[str, int]:
+        """The text of a prompt, and its number of tokens. Of a request that scores one item: the
+        text of the first sequence, and the tokens of the prompt and of all that is scored. Raises
+        JobError."""
 
 
 @dataclass(slots=True)
 class Tokens:
-    """Numbers of prompt tokens."""
+    """Numbers of tokens of rows: of their prompts, and of what is scored."""
 
     rows: int = 0
     total: int = 0
@@ -64,8 +66,8 @@ class Tokens:
 @dataclass(slots=True)
 class Survey:
     """The rows of a data set. left: samples that are not done yet and may be answered. errors: rows
-    that will fail, by error code. first_errors: sentences with their lines. sample: some requests,
-    drawn from those of rows that are left."""
+    that will fail, by error code. first_errors: sentences with their lines. sample: some rows,
+    drawn from those that are left and have a request."""
 
     rows: int = 0
     left: int = 0
@@ -73,7 +75,7 @@ class Survey:
     first_errors: list[str] = field(default_factory=list)
     tokens: Tokens = field(default_factory=Tokens)
     first_prompt: str | None = None
-    sample: list[ChatRequest] = field(default_factory=list)
+    sample: list[SourceRow] = field(default_factory=list)
 
     @property
     def too_long(self) -> int:
@@ -94,7 +96,7 @@ def survey(
     progress: Callable[[int], None],
 ) -> Survey:
     """Read all rows. `models`: the prompts of a model by its name, or why they are not known.
-    `is_done`: of the number of a sample. `sample_rows`: requests that are drawn. `progress` gets
+    `is_done`: of the number of a sample. `sample_rows`: rows that are drawn. `progress` gets
     the number of rows that were read. Raises InvalidRequest if the data set can't be read to its
     end."""
     found, draw, candidates = Survey(), random.Random(SEED), 0
@@ -103,35 +105,33 @@ def survey(
             continue
         found.rows += 1
         progress(found.rows)
-        request = _valid(found, row, models)
+        is_valid = _check(found, row, models)
         numbers = range(row.number, row.number + source.samples)
         left = sum(not is_done(number) for number in numbers)
-        if request is None or not left:
+        if not is_valid or not left:
             continue
         found.left += left
         place = candidates if candidates < sample_rows else draw.randrange(candidates + 1)
         candidates += 1
         if place < sample_rows:
-            found.sample[place : place + 1] = [request]
+            found.sample[place : place + 1] = [row]
     return found
 
 
-def _valid(
-    found: Survey, row: SourceRow, models: Callable[[str], Prompts | str]
-) -> ChatRequest | None:
-    """The request of a row, whose prompt is counted; None if the row will fail."""
+def _check(found: Survey, row: SourceRow, models: Callable[[str], Prompts | str]) -> bool:
+    """Count the tokens of a row. False if the row will fail."""
     if row.error is not None:
         found.add_error(row.place, row.error)
-    if row.error is not None or not isinstance(row.request, ChatRequest):
-        return None
+    if row.error is not None or row.request is None:
+        return False
     prompts = models(row.request.model)
     if not isinstance(prompts, str):
         try:
             text, count = prompts.read(row.request)
         except JobError as error:
             found.add_error(row.place, error)
-            return None
+            return False
         found.tokens.add(count)
         if found.first_prompt is None:
             found.first_prompt = text
-    return row.request
+    return True

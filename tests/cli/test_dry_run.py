@@ -53,11 +53,13 @@ def test_a_pilot_measures_the_time_and_counts_in_no_run(go: Go, site: Site, tmp_
     assert (found["rows"], found["samples"], found["done"], found["left"]) == (30, 2, 0, 60)
     pilot = found["pilot"]
     assert (pilot["run"], pilot["rows"], pilot["failed"]) == ("r1-pilot", 20, 0)
-    assert found["seconds"] == pytest.approx(60 / pilot["rows_per_second"])
+    rows = site.rows("r1-pilot")
+    first, last = (min(row["started_at"] for row in rows), max(row["finished_at"] for row in rows))
+    assert pilot["seconds"] == (last - first).total_seconds()
+    assert found["seconds"] == pytest.approx(60 / 20 * pilot["seconds"])
     assert found["price"] == pytest.approx(found["seconds"] / 1000)
     assert "no folder 'fake'" in found["models"]["fake"]["unknown"]
     assert found["tokens"]["rows"] == 20  # those of the pilot
-    rows = site.rows("r1-pilot")
     texts = {row["messages"][0]["content"] for row in rows}
     assert len(texts) == 20 and texts < {f"row {number}" for number in range(30)}
     assert {row["custom_id"] for row in rows} == {None}

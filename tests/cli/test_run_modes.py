@@ -47,6 +47,13 @@ def test_each_mode_gives_the_rows_of_a_data_set(go: Go, run: Run, site: Site) ->
         {"question": "2 + 3? " * 1500, "choices": ["5", "6"], "answer": "A"},
         {"question": "What is 4 + 3?", "choices": ["1", "7"], "answer": "7", "id": 9},
     ]
+    planned = go(choices, "choice", "--keep", "id", "--dry-run", "--json")
+    assert planned.exit_code == 1, planned.exc_info
+    found = json.loads(planned.stdout)
+    assert found["left"] == 2
+    assert found["errors"] == {"invalid_request": 1, "context_length_exceeded": 1}
+    check_plan(found, rows=2)
+    assert found["first_prompt"] == "What is 2 + 3? 5"
     first = go(choices, "choice", "--keep", "id")
     assert (first.exit_code, first.stdout) == (
         1,
@@ -59,7 +66,10 @@ def test_each_mode_gives_the_rows_of_a_data_set(go: Go, run: Run, site: Site) ->
     assert rows[1]["error_message"].startswith("line 2: field 'answer': 'Z' is none of the 1")
     assert [row["operation"] for row in rows] == ["choice"] * 4
     assert [row["target"] for row in rows] == ["5", None, "5", "7"]
-    assert [one["text"] for one in rows[3]["choices"]] == [" 1", " 7"]
+    assert [(one["text"], one["scored_bytes"]) for one in rows[3]["choices"]] == [
+        (" 1", 1),
+        (" 7", 1),
+    ]
     assert json.loads(rows[3]["metadata"]) == {"id": "9"}
     again = go(choices, "choice", "--keep", "id", "--retry-failed")
     assert (again.exit_code, again.stdout) == (1, first.stdout)
@@ -71,6 +81,11 @@ def test_each_mode_gives_the_rows_of_a_data_set(go: Go, run: Run, site: Site) ->
         {"prompt": f"Sort {n}: pear fig", "continuations": ["fig", "pear", "kiwi"]}
         for n in range(3)
     ]
+    planned = go(likelihoods, "loglikelihood", "--run", "l", "--dry-run", "--json")
+    found = json.loads(planned.stdout)
+    assert (planned.exit_code, found["pilot"]["failed"]) == (0, 0), planned.stderr
+    check_plan(found, rows=3)
+    assert len({row["job_id"] for row in site.rows("l-pilot")}) == 1  # a pack, as in the run
     done = go(likelihoods, "loglikelihood", "--run", "l")
     assert (done.exit_code, done.stdout) == (
         0,
@@ -84,11 +99,13 @@ def test_each_mode_gives_the_rows_of_a_data_set(go: Go, run: Run, site: Site) ->
     assert 'mode: "loglikelihood" → "choice"' in other.stderr
 
     texts = [{"text": "One apple and two pears. " * 9}, {"text": "fig"}]
-    done = go(texts, "perplexity", "--run", "p", "-o", "window=32", "-o", "stride=16")
+    words = ("perplexity", "--run", "p", "-o", "window=32", "-o", "stride=16")
+    check_plan(json.loads(go(texts, *words, "--dry-run", "--json").stdout), rows=2)
+    done = go(texts, *words)
     assert (done.exit_code, done.stdout[:16]) == (0, "p: 2 in, 2 rows,"), done.stderr
 
     results = ("--results", str(site.folder), "--json")
-    metrics = ("--metric", "choice:sum", "--metric", "choice:bytes", "--metric", "choice")
+    metrics = ("--metric", "choice:sum", "--metric", "choice:characters", "--metric", "choice")
     scored = run("score", "choice-choice-demo", *metrics, *results)
     found = [json.loads(line) for line in scored.stdout.splitlines()]
     assert {one["metric"]: one["scored"] for one in found} == dict.fromkeys(metrics[1::2], 2)
@@ -106,7 +123,20 @@ def test_each_mode_gives_the_rows_of_a_data_set(go: Go, run: Run, site: Site) ->
     assert row["input_tokens"] < 8 and row["output_tokens"] <= 3
     left = [key.decode() for key in site.redis.keys("*")]
     kinds = ("chatjobs:rows:", "chatjobs:producer:", "rq:job:", "rq:results:")
-    assert [key for key in left if key.startswith(kinds)] == []
+    found = [key for key in left if key.startswith(kinds)]
+    assert [
+        key for key in found if not key.startswith(("rq:job:pilot-", "rq:results:pilot-"))
+    ] == []
+
+
+def check_plan(found: Any, rows: int) -> None:
+    """A pilot of all rows has measured, and its tokens are those of the model's own tokenizer."""
+    tokens, pilot = found["tokens"], found["pilot"]
+    assert tokens["rows"] == pilot["rows"] == rows
+    assert tokens["mean"] * rows == pytest.approx(pilot["input_tokens"])
+    assert (pilot["output_tokens"], pilot["failed"]) == (0, 0)
+    assert 0 < pilot["scored_tokens"] <= pilot["input_tokens"]
+    assert found["seconds"] == pytest.approx(pilot["seconds"]) and found["seconds"] > 0
 
 
 def test_a_template_makes_the_choices_of_each_row(tmp_path: Path) -> None:

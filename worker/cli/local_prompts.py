@@ -8,7 +8,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from worker.cli.model_facts import facts_of, obstacle_of
+from jobs.api.score_request import Perplexity, ScoreRequest, parse_item
+from worker.cli.model_facts import facts_of
 from worker.cli.options import need_torch
 
 if TYPE_CHECKING:
@@ -36,17 +37,18 @@ def open_prompts(reference: str) -> LocalPrompts:
 
 
 class LocalPrompts:
-    """The prompts of one model, as a worker without options makes them."""
+    """The prompts of one model, as a worker without options makes them. Implements `Encoding`."""
 
     def __init__(self, found: Preflight, *, downloaded: bool) -> None:
-        from worker.loading.load import bos_of
+        from worker.loading.load import bos_of, prefix_token_id
         from worker.prompt.builder import PromptBuilder
 
-        self.context_length = found.context_length
-        self.obstacle = obstacle_of(found)
+        self.context_length, self.vocab_size = found.context_length, found.vocab_size
+        self.obstacle = found.obstacle  # without a chat template, texts can still be scored
         self.facts = facts_of(found, downloaded)
-        source = found.model.source
-        self._builder = PromptBuilder(
+        source, self._tokenizer = found.model.source, found.tokenizer
+        self.prefix_token_id = prefix_token_id(source, found.tokenizer, found.model.defaults)
+        self.prompts = PromptBuilder(
             source.name,
             found.tokenizer,
             found.model.template,
@@ -54,7 +56,21 @@ class LocalPrompts:
             bos=bos_of(source, found.tokenizer, None),
         )
 
-    def read(self, request: ChatRequest) -> tuple[str, int]:
-        """The text of a prompt, and its number of tokens. Raises JobError."""
-        prompt = self._builder.build(request)
+    def read(self, request: ChatRequest | ScoreRequest) -> tuple[str, int]:
+        """The text of a prompt, and its number of tokens. Of a request that scores one item: the
+        text of the first sequence, and the tokens of the prompt and of all that is scored. Raises
+        JobError."""
+        if isinstance(request, ScoreRequest):
+            return self._read_item(request)
+        prompt = self.prompts.build(request)
         return prompt.text, len(prompt.token_ids)
+
+    def _read_item(self, request: ScoreRequest) -> tuple[str, int]:
+        from worker.scoring.encoding import ItemEncoder
+
+        (given,) = request.items
+        item = parse_item(given)
+        targets = ItemEncoder(self, request).targets(item)
+        text = self._tokenizer.decode(targets[0].token_ids, skip_special_tokens=False)
+        scored = sum(len(one.token_ids) - one.first for one in targets)
+        return text, scored if isinstance(item, Perplexity) else targets[0].first + scored

@@ -187,6 +187,11 @@ class EngineCore:
             self._submitted.extend(sequences)
         self._on_work()
 
+    @property
+    def prefix_token_id(self) -> int | None:
+        """The token before a text without a prompt."""
+        return self.loaded.prefix_token_id
+
     def sampling_params(self, sampling: Sampling, prompt: SequenceOf[int]) -> SamplingParams:
         """Fill in the defaults of a prompt's sampling options. Raises JobError."""
         return resolve_params(

@@ -80,11 +80,8 @@ class LoadedModel:
 
     @cached_property
     def prefix_token_id(self) -> int | None:
-        """The token before a text without a prompt: BOS, else EOS; None if there is neither."""
-        named = (self.source.special_tokens.get(name, "") for name in ("bos_token", "eos_token"))
-        known = (self.tokenizer.id_of(token) for token in named if token)
-        found = next((one for one in known if one is not None), None)
-        return min(self.defaults.eos_token_ids, default=None) if found is None else found
+        """The token before a text without a prompt."""
+        return prefix_token_id(self.source, self.tokenizer, self.defaults)
 
     def reader_maker(self, request: ChatRequest, prompt: Prompt) -> Callable[[], AnswerReader]:
         """Makes readers for the completions of a request."""
@@ -184,6 +181,16 @@ def bos_of(source: ModelSource, tokenizer: Tokenizer, wanted: bool | None) -> st
             "add_bos",
         )
     return token if known and (source.adds_bos if wanted is None else wanted) else ""
+
+
+def prefix_token_id(
+    source: ModelSource, tokenizer: Tokenizer, defaults: GenerationDefaults
+) -> int | None:
+    """The token before a text without a prompt: BOS, else EOS; None if there is neither."""
+    named = (source.special_tokens.get(name, "") for name in ("bos_token", "eos_token"))
+    known = (tokenizer.id_of(token) for token in named if token)
+    found = next((one for one in known if one is not None), None)
+    return min(defaults.eos_token_ids, default=None) if found is None else found
 
 
 @contextmanager

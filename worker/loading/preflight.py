@@ -64,6 +64,7 @@ class Preflight:
     products: tuple[Products, ...]  # with the matrices that the files quantise, by type
     dtype: torch.dtype
     device: torch.device
+    vocab_size: int  # rows of the head
     context_length: int  # positions that the config gives, with their stretch
     longest: int  # tokens of one sequence whose cache fits beside the weights
     free_bytes: int  # of the device, now, within its budget
@@ -189,6 +190,7 @@ def _preflight(
         products=_products(slots, stored_as, products, forms),
         dtype=chosen,
         device=place,
+        vocab_size=shape.vocab_size,
         context_length=shape.context_length,
         longest=bisect_right(
             range(1, shape.context_length + 1),

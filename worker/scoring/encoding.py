@@ -7,15 +7,15 @@ prompt belongs to the continuation, and both are encoded together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from jobs.api.message import Message
 from jobs.api.request import ChatRequest
 from jobs.api.score_request import Choice, Item, LogLikelihood, Perplexity, ScoreRequest
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
-from worker.engine.engine import EngineCore
 from worker.engine.token_ids import token_ids
+from worker.prompt.builder import PromptBuilder
 
 MAX_WINDOWS = 10_000  # of one text
 
@@ -28,12 +28,29 @@ class Targets(NamedTuple):
     truncated: int = 0  # tokens that were cut before them
 
 
+class Encoding(Protocol):
+    """The facts of a model that texts become tokens by. prefix_token_id: the token before a text
+    without a prompt, None if the model has none."""
+
+    @property
+    def prompts(self) -> PromptBuilder: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def prefix_token_id(self) -> int | None: ...
+
+
 class ItemEncoder:
     """Encodes the items of one request. Errors are JobErrors of the item."""
 
-    def __init__(self, engine: EngineCore, request: ScoreRequest) -> None:
-        self._engine, self._request = engine, request
-        context, most = engine.context_length, request.max_length
+    def __init__(self, model: Encoding, request: ScoreRequest) -> None:
+        self._model, self._request = model, request
+        context, most = model.context_length, request.max_length
         self._context = context if most is None else min(context, most)
         self._special = request.add_special_tokens
 
@@ -106,7 +123,7 @@ class ItemEncoder:
             continue_final_message=item.continue_final_message,
             chat_template_kwargs=self._request.chat_template_kwargs,
         )
-        return self._engine.prompts.render(request)
+        return self._model.prompts.render(request)
 
     def _with_context(
         self, context: list[int], target: list[int], name: str
@@ -145,16 +162,16 @@ class ItemEncoder:
         return self._check(value, name)
 
     def _check(self, ids: list[int], name: str) -> list[int]:
-        return token_ids(ids, self._engine.vocab_size, name)
+        return token_ids(ids, self._model.vocab_size, name)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        return self._engine.prompts.encode(text, special_tokens=special)
+        return self._model.prompts.encode(text, special_tokens=special)
 
     def _prefix(self) -> int:
         given = self._request.prefix_token_id
         if given is not None:
             return self._check([given], "prefix_token_id")[0]
-        known = self._engine.loaded.prefix_token_id
+        known = self._model.prefix_token_id
         if known is None:
             raise invalid(
                 "the model has neither a BOS nor an EOS token, which an empty prompt begins with: "
