@@ -27,8 +27,10 @@ from jobs.results.files import (
 )
 from jobs.results.schema import SCHEMA
 from jobs.results.superseded import NOTE, read_note
+from jobs.results.unfinished import unfinished
 
 KEY = ("row_index", "repeat_index")
+KIND = "compacted"  # of unfinished files
 GROUP_ROWS = 50_000  # rows of a row group
 GROUP_BYTES = 64 * 2**20  # and bytes in memory
 
@@ -97,7 +99,8 @@ def _replace(
     replaced = [note.get(one, []) for one in names]
     old = sorted(names.union(*replaced))
     write_text(folder, NOTE, json.dumps({**note, name: old}, indent=1))
-    write_tables(folder / TEMPORARY / name, folder / SAMPLES / name, _tables(batches))
+    with unfinished(folder / TEMPORARY, KIND) as temporary:
+        write_tables(temporary, folder / SAMPLES / name, _tables(batches))
     _remove(results, run, {name: old})
 
 

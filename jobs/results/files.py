@@ -31,6 +31,7 @@ from jobs.results.rows import Row
 from jobs.results.schema import SCHEMA, leaves
 from jobs.results.scores import SCORES, SCORES_SCHEMA, read_score_files, score_file
 from jobs.results.superseded import without_superseded
+from jobs.results.unfinished import unfinished
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -106,14 +107,17 @@ def write_tables(
 
 def write_scores(results: Results, run: str, metric: str, tables: Iterable[pa.Table]) -> Path:
     """Write the tables, which are SCORES_SCHEMA's, as the scores of a run by a metric, in place of
-    those that are there. Returns their file. If it raises, nothing has changed."""
+    those that are there. Returns their file. If it raises, nothing has changed; an OSError names
+    the file."""
     folder = results.path(run)
     file = score_file(folder, metric)
-    temporary = folder / TEMPORARY / f"{file.name}.{uuid.uuid4().hex}"
     try:
-        write_tables(temporary, file, tables, SCORES_SCHEMA)
-    finally:
-        temporary.unlink(missing_ok=True)
+        with unfinished(folder / TEMPORARY, SCORES) as temporary:
+            write_tables(temporary, file, tables, SCORES_SCHEMA)
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(file)) from None  # the disk is full
     return file
 
 

@@ -5,11 +5,15 @@ Each reader is imported by the test that uses it: most test processes need none.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -18,7 +22,13 @@ import pytest
 from jobs import Results
 from jobs.errors import InvalidRequest
 from jobs.operations import rows_of
-from jobs.results.files import BrokenFileWarning, table_of, write_part, write_run_card
+from jobs.results.files import (
+    BrokenFileWarning,
+    table_of,
+    write_part,
+    write_run_card,
+    write_scores,
+)
 from jobs.results.outbox import decode, encode
 from jobs.results.schema import SCHEMA, leaves
 from tests.jobs.results.entries import error_entry, ok_entry
@@ -244,6 +254,27 @@ def test_a_run_card_removes_what_a_killed_writer_left(tmp_path):
         (tmp_path / name).replace(tmp_path / "_tmp" / name)
     write_run_card(tmp_path, {"run_id": "r"})
     assert [path.name for path in (tmp_path / "_tmp").iterdir()] == ["part-0.1.parquet"]
+
+
+def test_scores_remove_what_a_killed_writer_left_and_nothing_of_one_that_lives(tmp_path):
+    write_run_card(tmp_path / "r", {})
+    for name in ("scores.killed", "scores.lives", "part-0.1.parquet"):
+        (tmp_path / "r/_tmp" / name).touch()
+    with (tmp_path / "r/_tmp/scores.lives").open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        scores = write_scores(Results(tmp_path), "r", "exact", [])
+        assert sorted(os.listdir(tmp_path / "r/_tmp")) == ["part-0.1.parquet", "scores.lives"]
+        assert scores.is_file()
+
+        def fails() -> Iterator[Any]:
+            yield from ()
+            assert len(list((tmp_path / "r/_tmp").glob("scores.*"))) == 2
+            write_scores(Results(tmp_path), "r", "number", [])  # by another process: both live
+            raise OSError(errno.ENOSPC, "no space")
+
+        with pytest.raises(OSError, match=r"no space: .*scores/exact\.parquet"):
+            write_scores(Results(tmp_path), "r", "exact", fails())
+    assert sorted(os.listdir(tmp_path / "r/_tmp")) == ["part-0.1.parquet", "scores.lives"]
 
 
 def test_a_writer_whose_file_another_one_removed_writes_it_again(tmp_path, monkeypatch):
