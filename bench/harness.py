@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,9 +14,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 from rich.console import Console
 from rich.table import Table
+
+from jobs import Client
+from jobs.store.worker_status import read_workers
 
 MIB = 2**20
 
@@ -51,6 +56,18 @@ def seconds(work: Callable[[], Any]) -> float:
 
 def median(figures: list[float]) -> float:
     return statistics.median(figures)
+
+
+def wait_for_worker(client: Client, worker: subprocess.Popen[bytes], limit: float) -> None:
+    """Return when a worker process has loaded its model. Raises ClickException if it ends, or after
+    `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while not read_workers(client.redis):
+        if worker.poll() is not None:
+            raise click.ClickException(f"the worker ended with exit code {worker.returncode}")
+        if time.monotonic() > deadline:
+            raise click.ClickException(f"the worker has not loaded its model after {limit:g} s")
+        time.sleep(0.1)
 
 
 def resident_bytes(pid: int) -> dict[str, int]:

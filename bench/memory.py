@@ -18,11 +18,10 @@ from pathlib import Path
 import click
 
 from bench.demo import demo_requests
-from bench.harness import MIB, report, resident_bytes
+from bench.harness import MIB, report, resident_bytes, wait_for_worker
 from bench.shapes import QWEN3_06B, random_checkpoint
 from jobs import ChatRequest, Client
 from jobs.embedded import EmbeddedRedis
-from jobs.store.worker_status import read_workers
 from worker.demo import MODEL_DIR
 
 SECONDS = 300.0  # time limit of each step
@@ -40,9 +39,7 @@ def measure(model: str, requests: list[ChatRequest], device: str) -> dict[str, i
         )
         try:
             with Client(server.url) as client:
-                deadline = time.monotonic() + SECONDS
-                while not read_workers(client.redis) and time.monotonic() < deadline:
-                    time.sleep(0.2)
+                wait_for_worker(client, worker, SECONDS)
                 time.sleep(REST)
                 rest = resident_bytes(worker.pid)
                 for job in client.submit_many(requests):

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from bench.demo import demo_requests
-from bench.harness import alternate, median, report, seconds
+from bench.harness import alternate, median, report, seconds, wait_for_worker
 from jobs import ChatRequest, Client, Results, Sampling
 from jobs.embedded import EmbeddedRedis
 from worker import Engine
@@ -54,6 +54,7 @@ def main(rounds: int, device: str, max_batch: int, out: Path | None) -> None:
             ]
         )
         try:
+            wait_for_worker(client, worker, SECONDS)
             warm_up = ChatRequest(model="demo", messages=[{"role": "user", "content": "Hello!"}])
             client.submit(warm_up).result(timeout=SECONDS)
 

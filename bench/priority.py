@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 
-from bench.harness import report
+from bench.harness import report, wait_for_worker
 from jobs import ChatRequest, Client
 from jobs.embedded import EmbeddedRedis
 from worker.device import choose_device
@@ -83,8 +83,8 @@ def served(options: list[str]) -> Iterator[Client]:
             [*command, "--redis", server.url, "--results", folder, "--grace", "0", *options]
         )
         client = Client(server.url)
-        client.serving = None  # the worker still loads its model
         try:
+            wait_for_worker(client, worker, SECONDS)
             client.submit(request("Hello!", CHAT_TOKENS, "interactive")).result(timeout=SECONDS)
             yield client
         finally:
