@@ -113,6 +113,32 @@ def test_each_continuation_is_there_once_after_kills_of_producer_and_worker(
     assert found == dict.fromkeys(((n, m) for n in range(count) for m in range(2)), 1)
 
 
+def test_the_same_seed_gives_the_same_samples_in_any_order_of_rows_and_workers(
+    site: Site, tmp_path: Path, command: Command
+) -> None:
+    """With --max-batch 1. The window decides on the order in which rows are enqueued."""
+    file = data_set(tmp_path, 12)
+    file.write_text("".join(reversed(file.read_text().splitlines(keepends=True))))
+    places: list[object] = ["--redis", site.url, "--results", site.folder]
+    work: list[object] = ["work", "--model", "demo", "--max-batch", "1", *places]
+    words: list[object] = ["run", file, "-m", "demo", "--seed", "7", "--num-samples", "2"]
+    words += ["--max-tokens", "12", "-o", "temperature=2", *places]
+    samples, orders = [], []
+    for workers, window in ((1, "100"), (2, "3")):
+        command(*work, quiet=True)
+        site.wait_for_workers(workers)
+        run = f"r{workers}"
+        code, _, err = finished(command(*words, "--run", run, "--window", window))
+        assert code == 0, err
+        rows = sorted(site.rows(run), key=lambda row: row["started_at"])
+        orders.append([(row["row_index"], row["repeat_index"]) for row in rows])
+        found = zip(orders[-1], (row["output_token_ids"] for row in rows), strict=True)
+        samples.append(dict(found))
+    assert orders[0] != orders[1]
+    assert samples[0] == samples[1]
+    assert len({tuple(ids) for ids in samples[0].values()}) > 12  # they are drawn
+
+
 def test_a_batch_has_each_request_once_after_kills_and_a_cancel(
     site: Site, tmp_path: Path, command: Command
 ) -> None:
