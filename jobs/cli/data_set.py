@@ -187,6 +187,13 @@ class DataSet:
                         yield self._sample(number, index, place, line, data)
                     else:
                         yield None
+        changed = next((file.name for file in self._files if file.has_changed()), None)
+        if changed is not None:
+            what = "the file" if len(self._files) == 1 else Path(changed).name
+            raise invalid(
+                f"{what} has changed while it was read, and rows may be of both versions: restore "
+                "it, or run it as another run (--run ID)"
+            )
 
     def _reader(self, ids: IdIndex, file: RowFile) -> RequestReader | ItemReader:
         scores = self._overrides.mode in SCORE_MODES

@@ -141,6 +141,11 @@ class RequestReader:
             self._ids.add("custom_id", f"{run}/{custom_id}", place)
 
     def _check_id(self, request: ChatRequest, place: str) -> None:
+        if self._overrides.own_ids and request.job.repeat is not None:
+            raise invalid(
+                "job.repeat: a row of chatjobs run has the samples of --num-samples: remove it",
+                "job.repeat",
+            )
         if request.job.id is None:
             return
         if self._overrides.own_ids:

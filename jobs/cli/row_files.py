@@ -10,6 +10,7 @@ import codecs
 import csv
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -66,6 +67,7 @@ class RowFile:
         path = Path(name)
         self._suffix = Path(path.stem if self._compression else name).suffix.lower()
         head = self._head()
+        self._digest, self._stamp = "", self._stamp_now()  # of the content that was digested
         self._parquet = head.startswith(PARQUET)
         self._arrow = head.startswith(ARROW_STREAM)
         if self._parquet and self._compression:  # its reader goes to and fro
@@ -98,6 +100,7 @@ class RowFile:
     def content(self) -> tuple[str, int]:
         """A digest of the content, without its compression, and the number of its lines; of the
         rows of Parquet. Raises InvalidRequest for damaged compressed data."""
+        self._stamp = self._stamp_now()
         file, lines, last = self._opened(), 0, b""
         digest = hashlib.blake2b(digest_size=16)
         while chunk := file.read(CONTENT_BYTES):
@@ -106,7 +109,22 @@ class RowFile:
         lines += bool(last) and not last.endswith(b"\n")
         if self._parquet:
             lines = parquet_count(self._opened())
-        return digest.hexdigest(), lines
+        self._digest = digest.hexdigest()
+        return self._digest, lines
+
+    def has_changed(self) -> bool:
+        """True if the content is another one than at the call of `content` before. The rows must
+        not be read meanwhile."""
+        before = self._digest
+        return self._stamp_now() != self._stamp and self.content()[0] != before
+
+    def _stamp_now(self) -> tuple[int, int] | None:
+        """Changes when the file is written to; None for a file in memory."""
+        try:
+            found = os.fstat(self._file.fileno())
+        except OSError:
+            return None
+        return found.st_size, found.st_mtime_ns
 
     def _head(self) -> bytes:
         return self._opened().read(HEAD_BYTES)
@@ -177,10 +195,13 @@ def json_rows(lines: Iterable[bytes]) -> Iterator[Row]:
         try:
             yield number, _object(line)
         except InvalidRequest as error:
-            over = first and _is_open(line) and next(numbered, None) is not None
-            yield number, _pretty_printed() if over else _not_json_lines(error, line, first)
-            if over:
+            second = next(numbered, None) if first and _is_open(line) else None
+            if second is not None and not _is_object(second[1]):
+                yield number, _pretty_printed()
                 return
+            yield number, _not_json_lines(error, line, first)
+            if second is not None:  # the first line alone is cut off
+                yield second[0], _object(second[1])
         first = False
 
 
@@ -212,6 +233,14 @@ def _is_open(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return False
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        _object(line)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -246,7 +275,8 @@ def csv_rows(
     other cells are text. Blank lines are skipped. The number of a row is that of its first line.
     """
     csv.field_size_limit(MAX_DATA)
-    reader = csv.reader(_text_lines(lines), strict=True, delimiter="\t" if tabs else ",")
+    faults: dict[int, UnicodeDecodeError] = {}  # by line, of the row that is read
+    reader = csv.reader(_text_lines(lines, faults), strict=True, delimiter="\t" if tabs else ",")
     found: list[str] = []  # names in the header
     header: list[str] | None = None
     while True:
@@ -255,20 +285,27 @@ def csv_rows(
             cells = next(reader)
         except StopIteration:
             return
-        except csv.Error as error:
-            kind = "TSV" if tabs else "CSV"
-            yield number, invalid(f"not {kind}: {error}; the rest of the file is not checked")
-            return
-        except UnicodeDecodeError as error:
-            yield reader.line_num + 1, _not_utf8(error)
-            return
+        except csv.Error as error:  # the reader goes on behind the line where it found that
+            faults.clear()
+            hint = ": a quote in this row is not closed" if "end of data" in str(error) else ""
+            yield number, invalid(f"not {'TSV' if tabs else 'CSV'}: {error}{hint}")
+            if header is None:
+                return
+            continue
+        if faults:
+            line, fault = next(iter(faults.items()))
+            faults.clear()
+            yield line, _not_utf8(fault)
+            if header is None:
+                return
+            continue
         if header is None:
             if not any(map(str.strip, cells)):
                 continue
             found, header = cells, [(names or {}).get(name, name) for name in cells]
-            fault = _wrong_header(cells, header, names or {}, tabs)
-            if fault is not None:
-                yield number, fault
+            wrong = _wrong_header(cells, header, names or {}, tabs)
+            if wrong is not None:
+                yield number, wrong
                 return
             if columns is not None:
                 columns.update(dict.fromkeys(cells))
@@ -346,10 +383,15 @@ def parquet_count(file: IO[bytes]) -> int:
     return parquet_rows.count(file)
 
 
-def _text_lines(lines: Iterable[bytes]) -> Iterator[str]:
+def _text_lines(lines: Iterable[bytes], faults: dict[int, UnicodeDecodeError]) -> Iterator[str]:
+    """The texts of lines. `faults`: gets those that are not UTF-8, by their numbers."""
     encoding = "utf-8-sig"
-    for line in lines:
-        yield line.decode(encoding)
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield line.decode(encoding)
+        except UnicodeDecodeError as error:
+            faults[number] = error
+            yield line.decode(encoding, "replace")
         encoding = "utf-8"
 
 

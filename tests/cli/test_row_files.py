@@ -117,6 +117,25 @@ def test_csv_that_is_broken_is_named(text: str | bytes, number: int, message: st
     assert message in error
 
 
+def test_csv_goes_on_behind_a_row_that_can_not_be_read() -> None:
+    rows = csv_of(b'prompt,target\na,1\nb\xff,2\nc,3\n"d"x,4\n"e\n\xff",5\nf,6\n')
+    assert [(line, one["prompt"]) for line, one in rows if isinstance(one, dict)] == [
+        (2, "a"),
+        (4, "c"),
+        (8, "f"),
+    ]
+    faults = [(line, one.partition(":")[0]) for line, one in rows if isinstance(one, str)]
+    assert faults == [(3, "not UTF-8 text"), (5, "not CSV"), (7, "not UTF-8 text")]
+
+
+def test_a_first_line_that_is_cut_off_costs_no_other() -> None:
+    """Unlike the first line of JSON that goes over several."""
+    content = b'{"prompt": "a\n{"prompt": "b"}\n{"prompt": "c"}\n'
+    rows = list(RowFile(io.BytesIO(content), "rows.jsonl"))
+    assert isinstance(rows[0][1], InvalidRequest)
+    assert rows[1:] == [(2, {"prompt": "b"}), (3, {"prompt": "c"})]
+
+
 def write(path: Path) -> None:
     messages = pa.list_(
         pa.struct([("role", pa.string()), ("content", pa.string()), ("name", pa.string())])

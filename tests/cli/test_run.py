@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from click.testing import Result
 from jobs import ChatRequest
 from jobs.cli.data_set import DataSet
 from jobs.cli.requests import Overrides
+from jobs.errors import InvalidRequest
 from jobs.runs import producer
 from jobs.runs.producer import Producer, Progress
 from jobs.runs.written_rows import WrittenRows
@@ -96,17 +98,19 @@ def test_a_bad_row_is_a_row_with_an_error_and_its_line(go: Go, site: Site, tmp_p
         {"prompt": "p", "temperature": "hot", "custom_id": "e"},
         '{"prompt": "\\ud800"}',
         {"prompt": "fine"},
+        {"prompt": "p", "job": {"repeat": 2}},
     ]
     result = go(jsonl(tmp_path, rows))
     assert result.exit_code == 1
-    assert audit(result) == "r1: 7 in, 7 rows, 0 missing, 0 twice, 5 failed"
-    assert "5 of 7 rows failed (invalid_request 5)" in result.stderr
+    assert audit(result) == "r1: 8 in, 8 rows, 0 missing, 0 twice, 6 failed"
+    assert "6 of 8 rows failed (invalid_request 6)" in result.stderr
     found = {row["row_index"]: row for row in site.rows("r1")}
     errors = {n: row["error_message"] for n, row in found.items() if row["status"] == "error"}
     assert errors[1].startswith("line 2: not JSON")
     assert errors[2].startswith("line 3: a row needs messages, prompt or text")
     assert errors[3].startswith("line 4: field 'custom_id': line 1 of the file has 'a' as well")
     assert errors[4].startswith("line 5: field 'temperature'")
+    assert errors[7].startswith("line 8: field 'job'.repeat: ")
     assert [found[n]["custom_id"] for n in (2, 3, 4)] == ["c", "a", "e"]
     assert found[1]["model"] == "fake"
 
@@ -298,6 +302,18 @@ def test_each_sample_has_a_seed_that_follows_from_that_of_the_run(tmp_path: Path
     assert seeds(7)[:3] != seeds(8)[:3]
     assert seeds(7)[3] == 5  # its own
     assert seeds(None)[:3] == [None, None, None]
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    file = jsonl(tmp_path, [{"prompt": "a"}, {"prompt": "b"}])
+    with DataSet([file], Overrides("m", "r1", own_ids=True)) as source:
+        source.content()
+        os.utime(file, ns=(1, 1))  # its content is the same
+        assert len(list(source.read(lambda _: True))) == 2
+        with file.open("a") as opened:
+            opened.write('{"prompt": "c"}\n')
+        with pytest.raises(InvalidRequest, match="the file has changed while it was read"):
+            list(source.read(lambda _: True))
 
 
 def test_a_template_makes_the_prompts(go: Go, site: Site, tmp_path: Path) -> None:
