@@ -52,7 +52,7 @@ def found(reference: str) -> Callable[[dict[str, Any]], Any]:
     place, _, name = reference.rpartition(":")
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else _from_path(place)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise invalid(
             f"{place} can't be imported: {type(error).__name__}: {error}", "metric"
         ) from None

@@ -67,7 +67,11 @@ class MetricProcess:
             bufsize=0,
             start_new_session=True,  # keeps the terminal's Ctrl-C from it
         )
-        ready = self._reply(LOAD_SECONDS)
+        try:
+            ready = self._reply(LOAD_SECONDS)
+        except BaseException:  # Ctrl-C while the metric is loaded
+            self.close()
+            raise
         if ready is None:
             raise JobError("internal", f"{self._spec.text} can't be started: {self._end()}")
         if "refused" in ready:

@@ -115,15 +115,32 @@ def test_a_pattern_that_backtracks_for_ever_is_ended() -> None:
 def test_a_metric_that_can_not_be_made_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0")
+    ends = tmp_path / "ends.py"
+    ends.write_text("import sys; sys.exit(4)")
     for text, fact in (
         ("exact:nonsense", "no normalisation"),
         (f"{tmp_path}/none.py:f", "can't be imported: FileNotFoundError"),
         (f"{broken}:f", "can't be imported: ZeroDivisionError"),
+        (f"{ends}:f", "can't be imported: SystemExit: 4"),
         ("nomodule:f", "can't be imported: ModuleNotFoundError"),
         ("os.path:nothing", "no function 'nothing'"),
     ):
         with pytest.raises(InvalidRequest, match=fact):
             MetricProcess(parse_spec(text), Limits()).start()
+
+
+def test_ctrl_c_while_a_metric_is_loaded_leaves_no_process(tmp_path: Path) -> None:
+    slow, pid = tmp_path / "slow.py", tmp_path / "pid"
+    slow.write_text(
+        "import os, pathlib, signal, time\n"
+        f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\n"
+        "os.kill(os.getppid(), signal.SIGINT)\n"
+        "time.sleep(1000)\n"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        MetricProcess(parse_spec(f"{slow}:f"), Limits()).start()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_a_missing_package_is_named_with_the_extra(
