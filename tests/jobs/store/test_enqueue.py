@@ -153,13 +153,14 @@ def test_jobs_of_several_queues_and_tenants_keep_their_order(client: Client) -> 
 
 
 def test_a_job_that_chose_its_id_keeps_its_row(client: Client) -> None:
-    first = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
-    other = {"model": "m", "messages": [{"role": "user", "content": "b"}]}
-    place = {"run": "r", "row": 0}
-    job = client.submit({**first, "job": {"id": "mine", **place}})
-    for request in (first, other):
+    def request(text: str, **job: Any) -> Any:
+        messages = [{"role": "user", "content": text}]
+        return {"model": "m", "messages": messages, "job": {"run": "r", "row": 0, **job}}
+
+    job = client.submit(request("a", id="mine"))
+    for text in ("a", "b"):
         with pytest.raises(JobError, match="row 0 of run 'r' is taken"):
-            client.submit({**request, "job": place})
-    assert client.submit({**first, "job": {"id": "mine", **place}}).id == job.id
+            client.submit(request(text))
+    assert client.submit(request("a", id="mine")).id == job.id
     client.redis.delete(f"rq:job:{job.id}")  # by another program
-    assert client.submit({**other, "job": place}).id != job.id
+    assert client.submit(request("b")).id != job.id
