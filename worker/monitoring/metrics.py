@@ -88,7 +88,11 @@ class WorkerCollector(Collector):
             yield _gauge("chatjobs_results_writable", "1 while rows can be written.", writes)
         models = {((one.name, one.dtype, one.device), 1) for one in sources.served.loaded}
         labels = ["model_name", "dtype", "device"]
-        yield _gauge("chatjobs_model_info", "The models that are served.", models, labels)
+        yield _gauge("chatjobs_model_info", "The models in memory.", models, labels)
+        in_memory = sources.served.open_names
+        names = [((name,), int(name in in_memory)) for name in sources.served]
+        documentation = "The names of models that are served; 1 while jobs are claimed for them."
+        yield _gauge("chatjobs_model_served", documentation, names, ["model_name"])
 
     def _of_engine(self) -> Iterator[Metric]:
         health, memory = self._sources.backend.health(), self._sources.backend.memory()

@@ -109,6 +109,7 @@ def test_metrics_are_the_figures_of_the_jobs_and_are_documented(site: Site) -> N
     )
     assert found["chatjobs_generation_tokens_total"][()] >= 12
     assert found["chatjobs_ready"] == {(): 1}
+    assert found["chatjobs_model_served"] == {("fake",): 1}
 
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^\| `(chatjobs_\w+)` ", page, re.MULTILINE))
