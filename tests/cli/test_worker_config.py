@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from math import inf
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import jsonschema
 import pytest
@@ -120,11 +120,11 @@ def test_the_choices_are_those_of_the_command() -> None:
 
 
 def test_the_command_reads_the_file_and_its_options_win(
-    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, redis_server: Any
 ) -> None:
     path = tmp_path / "worker.toml"
     path.write_text("memory = '1kB'\n[[models]]\nmodel = 'demo'\npin = true\n")
-    words = ("work", "--config", str(path), "--redis", "embedded", "--burst", "--no-record")
+    words = ("work", "--config", str(path), "--redis", redis_server.url, "--burst", "--no-record")
     refused = run(*words)
     assert refused.exit_code == 3
     assert "do not fit into --memory 1 KiB" in refused.stderr
