@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -22,16 +22,33 @@ def check_output(path: Path) -> None:
 @contextmanager
 def replaced(path: Path) -> Iterator[IO[str]]:
     """A file that takes the place of `path` at the end, unless an error is raised."""
-    part = part_of(path)
+    with replaced_together([path]) as (file,):
+        yield file
+
+
+@contextmanager
+def replaced_together(paths: Sequence[Path]) -> Iterator[Sequence[IO[str]]]:
+    """Files that take the places of `paths` at the end, unless an error is raised. The first of
+    several is removed before the others are replaced, and replaced last: if it exists, the others
+    belong to it."""
+    parts = [part_of(path) for path in paths]
     try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        with ExitStack() as opened:
+            files = [
+                opened.enter_context(part.open("w", encoding="utf-8", newline="")) for part in parts
+            ]
+            yield files
+            for file in files:
+                file.flush()
+                os.fsync(file.fileno())
+        if len(paths) > 1:
+            paths[0].unlink(missing_ok=True)
+        for part, path in reversed([*zip(parts, paths, strict=True)]):
+            part.replace(path)
     finally:
-        with suppress(OSError):
-            part.unlink()
+        for part in parts:
+            with suppress(OSError):
+                part.unlink()
 
 
 def part_of(path: Path) -> Path:

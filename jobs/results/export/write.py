@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from jobs.results.export.formats import Format, Order
 from jobs.results.export.openai_batch import batch_lines
 from jobs.results.export.ordered import COMMON_COLUMNS, ordered_tables
 from jobs.results.files import Results, write_tables
-from jobs.results.output_file import check_output, part_of, replaced
+from jobs.results.output_file import check_output, part_of, replaced, replaced_together
 from jobs.results.schema import SCHEMA
 
 ERROR_SUFFIX = ".errors"
@@ -82,10 +81,9 @@ def errors_path(path: Path) -> Path:
 
 def _write_batch(results: Results, run: str, path: Path, order: Order) -> list[Written]:
     """Both files are written, so that no error file of an earlier export stays beside a new output
-    file."""
+    file. The output file appears last."""
     paths, counts = (path, errors_path(path)), [0, 0]
-    with ExitStack() as both:
-        files = [both.enter_context(replaced(one)) for one in paths]
+    with replaced_together(paths) as files:
         for line in batch_lines(results, run, order):
             which = 0 if line.is_answer else 1
             files[which].write(f"{_json(line.content)}\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import Results
-from jobs.results.files import table_of, write_part, write_run_card
+from jobs.results.files import table_of, write_run_card, write_tables
 
 
 def make_run(root: Path, rows: Sequence[dict[str, Any]], run: str = "r1") -> Results:
@@ -30,7 +30,7 @@ def make_run(root: Path, rows: Sequence[dict[str, Any]], run: str = "r1") -> Res
         for index, row in enumerate(rows)
     ]
     folder = root / run
-    write_part(folder / "_tmp/a", folder / "samples/part-a.parquet", table_of(filled))
+    write_tables(folder / "_tmp/a", folder / "samples/part-a.parquet", [table_of(filled)])
     write_run_card(folder, {"run_id": run})
     return Results(root)
 

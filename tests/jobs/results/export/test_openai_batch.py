@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,40 @@ def test_each_request_is_in_one_file_once(tmp_path: Path) -> None:
     make_run(tmp_path, [ok()])
     write_export(results, "r1", "openai-batch", path)
     assert (tmp_path / "out.errors.jsonl").read_text() == ""  # not that of the export before
+
+
+@pytest.mark.parametrize("kept", range(4))
+def test_an_output_file_is_never_beside_the_errors_of_another_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """It is killed before one of its changes of the file system."""
+    path, errors = tmp_path / "out.jsonl", tmp_path / "out.errors.jsonl"
+    results = make_run(tmp_path, [ok(custom_id="old"), failed("internal", custom_id="old2")])
+    write_export(results, "r1", "openai-batch", path)
+    make_run(tmp_path, [failed("internal", custom_id="new"), ok(custom_id="new2")])
+    changes = 0
+
+    def stopping(change: Any) -> Any:
+        def changed(*words: Any, **options: Any) -> Any:
+            nonlocal changes
+            if changes == kept:
+                raise KeyboardInterrupt
+            changes += 1
+            return change(*words, **options)
+
+        return changed
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(Path, "replace", stopping(Path.replace))
+        patch.setattr(Path, "unlink", stopping(Path.unlink))
+        write_export(results, "r1", "openai-batch", path)
+    ids = [
+        json.loads(line)["custom_id"]
+        for file in (path, errors)
+        if path.exists()
+        for line in file.read_text().splitlines()
+    ]
+    assert ids == ([["old", "old2"], [], [], ["new2", "new"]][kept])
 
 
 def test_what_is_no_batch_is_refused(tmp_path: Path) -> None:
