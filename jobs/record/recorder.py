@@ -1,11 +1,11 @@
 """Outbox → Parquet: every row in exactly one file, whichever process dies at whichever step.
 
 A part is planned in Redis before it is written: the plan fixes its outbox entries, and they fix its
-name and its rows. The steps are: plan, wait until plan and entries are durable, write, rename,
+name and its rows. The steps are: plan, wait until plan and entries are durable, write, link,
 commit (delete the plan and the entries). The parts of several runs wait together. A plan whose
 recorder has died is taken over by another one, which writes the same file; a recorder that was
-suspended meanwhile can only write that same file. All recorders of one Redis share a results
-folder.
+suspended meanwhile can only write that same file, if it is not there. All recorders of one Redis
+share a results folder.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     <results>/<run>/_tmp/                    unfinished files
 
 The recorder writes: `rows_of(entry)` converts an outbox entry to rows, `table_of(rows)` makes a
-table of them, `write_part` writes it. `write_run_card` writes run.json and README.md.
+table of them, `write_part` writes it, once. `write_run_card` writes run.json and README.md.
 `chatjobs score` writes with `write_scores`.
 """
 
@@ -73,18 +73,42 @@ def table_of(rows: Iterable[Row]) -> pa.Table:
 
 
 def write_part(path_tmp: Path, path_final: Path, table: pa.Table) -> None:
-    """Write a part atomically, see `write_tables`."""
-    write_tables(path_tmp, path_final, [table])
+    """Write a part atomically, see `write_tables`. One that exists stays as it is: another recorder
+    has written it, and rows may have been removed from it since."""
+    _write(path_tmp, path_final, [table], SCHEMA)
+    _create(path_tmp, path_final)
+    sync_folder(path_final.parent)
+
+
+def _create(path_tmp: Path, path_final: Path) -> None:
+    """Rename a file unless its new name is taken."""
+    try:
+        os.link(path_tmp, path_final)
+    except FileExistsError:
+        if not path_final.is_file():
+            raise
+    except OSError:  # a file system without hard links, or another recorder has removed path_tmp
+        if not path_final.exists():
+            path_tmp.replace(path_final)
+    path_tmp.unlink(missing_ok=True)
 
 
 def write_tables(
     path_tmp: Path, path_final: Path, tables: Iterable[pa.Table], schema: pa.Schema = SCHEMA
 ) -> None:
-    """Write tables of `schema` to one file: `path_final` is complete and durable, or absent.
+    """Write tables of `schema` to one file, which replaces `path_final`: that is complete and
+    durable, or as before.
 
     Both paths must be in the same file system, and readers must not list the folder of `path_tmp`.
     Raises OSError.
     """
+    _write(path_tmp, path_final, tables, schema)
+    path_tmp.replace(path_final)
+    sync_folder(path_final.parent)
+
+
+def _write(path_tmp: Path, path_final: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
+    """Write `path_tmp`, and make the folders of both."""
     floats = {path for path, kind in leaves(schema).items() if pa.types.is_floating(kind)}
     _make_folder(path_tmp.parent)
     _make_folder(path_final.parent)
@@ -101,8 +125,6 @@ def write_tables(
                 writer.write_table(table)
         file.flush()
         os.fsync(file.fileno())
-    path_tmp.replace(path_final)
-    sync_folder(path_final.parent)
 
 
 def write_scores(results: Results, run: str, metric: str, tables: Iterable[pa.Table]) -> Path:
@@ -216,7 +238,14 @@ class Results:
     def files(self, run: str) -> list[Path]:
         """The run's Parquet files, without those that `compact` has replaced."""
         folder = self.path(run)
-        return without_superseded(sorted((folder / SAMPLES).glob("*.parquet")), folder)
+        return without_superseded(_listed(folder), folder)
+
+    def superseded(self, run: str) -> list[Path]:
+        """The Parquet files that `compact` has replaced and that are there nevertheless: other
+        readers of Parquet see their rows."""
+        folder = self.path(run)
+        listed = _listed(folder)
+        return sorted({*listed}.difference(without_superseded(listed, folder)))
 
     def _dataset(self, run: str, stacklevel: int) -> ds.Dataset:
         import pyarrow.dataset as ds  # it imports pandas, which a worker need not wait for
@@ -251,6 +280,10 @@ def dataset_of(files: list[Path]) -> ds.FileSystemDataset:
         for file in files
     ]
     return ds.FileSystemDataset(fragments, SCHEMA, form, system)
+
+
+def _listed(folder: Path) -> list[Path]:
+    return sorted((folder / SAMPLES).glob("*.parquet"))
 
 
 def _known(columns: Sequence[str] | None, schema: pa.Schema, where: str) -> list[str] | None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from jobs.results.files import Results
 from jobs.runs.row_set import RowSet
@@ -20,7 +24,8 @@ class Audit:
     samples that are not. twice: samples of which a choice is there twice. failed: samples with an
     error, or that were cancelled. foreign: rows in the files that the data set does not have.
     broken: files that can't be read. choices: rows of the samples in the files, which have one for
-    each answer or continuation."""
+    each answer or continuation. superseded: rows that `Results` skips and other readers of Parquet
+    see, since they are of older attempts or in files that were replaced."""
 
     rows_in: int
     samples: int
@@ -31,15 +36,19 @@ class Audit:
     foreign: int
     broken: int
     choices: int
+    superseded: int
 
     @property
     def holds(self) -> bool:
-        """True if each sample of the data set is in the files once."""
-        return not (self.missing or self.twice or self.foreign or self.broken)
+        """True if each sample of the data set is in the files once, for any reader of Parquet."""
+        faults = self.missing, self.twice, self.foreign, self.broken, self.superseded
+        return not any(faults)
 
     def __str__(self) -> str:
         more = f", {self.foreign:,} foreign" if self.foreign else ""
         more += f", {self.broken:,} files that can't be read" if self.broken else ""
+        if self.superseded:
+            more += f", {self.superseded:,} superseded (chatjobs results compact removes them)"
         times = f" with {self.samples:,} samples each" if self.samples > 1 else ""
         choices = f" with {self.choices:,} choices" if self.choices != self.rows else ""
         return (
@@ -59,12 +68,13 @@ def audit(results: Results, run: str, rows_in: int, samples: int = 1) -> Audit:
     choices: dict[int, RowSet] = {}  # the samples of each choice_index
     failed = RowSet()
     again: set[int] = set()
-    foreign = 0
-    broken = results.broken(run)
+    foreign = current = 0  # rows
+    broken = set(results.broken(run))
     for file in results.files(run):
         if file in broken:
             continue
         for row, repeat, choice, status in read_columns(file, COLUMNS):
+            current += 1
             number = number_of(row, repeat)
             if number is None or number >= expected:
                 foreign += 1
@@ -73,7 +83,11 @@ def audit(results: Results, run: str, rows_in: int, samples: int = 1) -> Audit:
                 again.add(number)
             if status != "ok":
                 failed.add(number)
-    twice = _count_twice(results, run, number_of, again, failed) if again else 0
+    superseded = sum(_rows_in(file, broken) for file in results.superseded(run))
+    twice = 0
+    if again:
+        twice, newest = _count_twice(results, run, number_of, again, failed)
+        superseded += current - newest
     rows = len(choices.get(0, ()))
     return Audit(
         rows_in=rows_in,
@@ -85,7 +99,18 @@ def audit(results: Results, run: str, rows_in: int, samples: int = 1) -> Audit:
         foreign=foreign,
         broken=len(broken),
         choices=sum(map(len, choices.values())),
+        superseded=superseded,
     )
+
+
+def _rows_in(file: Path, broken: set[Path]) -> int:
+    """The rows of a file; 0 for one that can't be read, which is added to `broken`."""
+    try:
+        rows: int = pq.read_metadata(file).num_rows
+    except (pa.ArrowException, OSError):
+        broken.add(file)
+        return 0
+    return rows
 
 
 def _count_twice(
@@ -94,13 +119,15 @@ def _count_twice(
     number_of: Callable[[int, int], int | None],
     again: set[int],
     failed: RowSet,
-) -> int:
-    """Count the samples that the readers of `Results` see twice: they drop older attempts at a
-    job. Corrects `failed`."""
+) -> tuple[int, int]:
+    """Count the samples that the readers of `Results` see twice, and all rows that they see: they
+    drop older attempts at a job. Corrects `failed`."""
     keys: Counter[tuple[int, int]] = Counter()
+    rows = 0
     for number in again:
         failed.discard(number)
     for batch in results.dataset(run).to_batches(columns=list(COLUMNS)):
+        rows += batch.num_rows
         values = zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True)
         for row, repeat, choice, status in values:
             found = number_of(row, repeat)
@@ -109,4 +136,4 @@ def _count_twice(
             keys[found, choice] += 1
             if status != "ok":
                 failed.add(found)
-    return len({number for (number, _), count in keys.items() if count > 1})
+    return len({number for (number, _), count in keys.items() if count > 1}), rows

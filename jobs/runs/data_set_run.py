@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from redis import Redis
 
+from jobs.results.compact import finish_replacement
 from jobs.results.files import Results
 from jobs.runs.audit import Audit, audit
 from jobs.runs.producer import Producer, Watcher
@@ -67,6 +68,7 @@ class DataSetRun:
             alone = None
             self.check()  # another process may have begun the run
             self._file.write(self._configuration, "running")
+            finish_replacement(self._results, self.name)
             if redo is not None and not chosen:
                 alone = remove_chosen(self._results, self._rows, self.written, redo)
                 chosen = True

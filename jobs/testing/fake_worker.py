@@ -91,12 +91,12 @@ class FakeWorker:
     def record(self, results: str | Path) -> None:
         """Write the rows of all jobs that have ended to Parquet, as `<results>/<run>/samples`.
         Rows that this method wrote before are replaced."""
-        from jobs.results.files import TEMPORARY, table_of, write_part, write_run_card
+        from jobs.results.files import TEMPORARY, table_of, write_run_card, write_tables
 
         for run in self._stepper.record():
             folder, part = Path(results) / run, "part-0.parquet"
             table = table_of(self.rows(run))
-            write_part(folder / TEMPORARY / part, folder / "samples" / part, table)
+            write_tables(folder / TEMPORARY / part, folder / "samples" / part, [table])
             write_run_card(folder, {"run_id": run})
 
     def close(self) -> None:

@@ -19,7 +19,9 @@ from jobs import ChatRequest
 from jobs.cli.data_set import DataSet
 from jobs.cli.requests import Overrides
 from jobs.errors import InvalidRequest
+from jobs.results.compact import compact
 from jobs.runs import producer
+from jobs.runs.audit import audit as count_rows
 from jobs.runs.producer import Producer, Progress
 from jobs.runs.written_rows import WrittenRows
 from jobs.store.producer_lease import Holder, ProducerLease
@@ -258,6 +260,29 @@ def test_the_audit_counts_what_the_files_hold(go: Go, site: Site, tmp_path: Path
     twice = go(file)
     assert twice.exit_code == 1
     assert audit(twice) == "r1: 6 in, 6 rows, 0 missing, 6 twice, 0 failed"
+
+
+def test_the_audit_counts_rows_that_other_readers_see(go: Go, site: Site, tmp_path: Path) -> None:
+    site.worker()
+    file = jsonl(tmp_path, prompts(6))
+    assert go(file).exit_code == 0
+    (part,) = site.results.files("r1")
+    older = pq.read_table(part).slice(0, 2)
+    place = older.schema.get_field_index("attempt")
+    older = older.set_column(place, older.schema.field(place), pa.array([0, 0], pa.int16()))
+    pq.write_table(older, part.parent / "part-older.parquet")
+    found = go(file, "--json")
+    assert found.exit_code == 1
+    counts = json.loads(found.stdout)
+    assert (counts["rows"], counts["twice"], counts["superseded"]) == (6, 0, 2)
+    assert "2 superseded (chatjobs results compact removes them)" in found.stderr
+    content = part.read_bytes()
+    assert compact(site.results, "r1") == 2
+    part.write_bytes(content)  # a recorder that was frozen
+    assert count_rows(site.results, "r1", 6).superseded == 6
+    again = go(file)
+    assert (again.exit_code, audit(again)) == (0, "r1: 6 in, 6 rows, 0 missing, 0 twice, 0 failed")
+    assert not part.exists()
 
 
 def test_a_folder_that_the_workers_do_not_write_to_is_refused(

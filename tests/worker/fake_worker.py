@@ -21,6 +21,7 @@ from typing import Any
 
 from jobs import JobError, signals
 from jobs.record import recorder
+from jobs.results import files
 from tests.worker.fake_backend import FakeBackend
 from worker.backend import Backend
 from worker.model_spec import ModelSpec
@@ -38,7 +39,7 @@ def arm(fault: str) -> None:
     elif fault == "durable":
         recorder.Recorder._write = die  # type: ignore[method-assign]
     elif fault == "written":
-        Path.replace = die  # type: ignore[method-assign,assignment]
+        files._create = die
     elif fault == "renamed":
         recorder.Recorder._commit = die  # type: ignore[method-assign]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from click.testing import CliRunner
 from jobs import JobError, Results, keys
 from jobs.cli import build
 from jobs.results import compact as module
-from jobs.results.compact import compact, remove_rows
+from jobs.results.compact import compact, finish_replacement, remove_rows
 from tests.jobs.results.test_latest import row, write
 
 
@@ -114,11 +116,66 @@ def test_the_command(results: Results, redis_url: str, client: Any) -> None:
 
 
 def test_rows_are_removed_from_the_files_that_have_them(results: Results) -> None:
-    before = {file.name for file in results.files("r")}
+    before = {file: file.stat().st_ino for file in results.files("r")}
     assert remove_rows(results, "r", lambda row, repeat: row in (1, 4, 5)) == 2
     assert numbers(results) == [0, 2, 3, 6, 7, 8, 9, 10, 11]
-    after = {file.name for file in (results.root / "r/samples").iterdir()}
-    assert len(after) == 3 and len(after & before) == 2
+    after = {file: file.stat().st_ino for file in results.files("r")}
+    assert after.keys() == before.keys() and len(after.items() & before.items()) == 2
     assert remove_rows(results, "r", lambda row, repeat: row == 1) == 0
-    assert remove_rows(results, "r", lambda row, repeat: True) == 3
+    assert remove_rows(results, "r", lambda row, repeat: True) == 4
     assert numbers(results) == []
+
+
+@pytest.mark.parametrize("renames", range(3))
+def test_any_reader_sees_each_row_once_at_most_whenever_a_removal_stops(
+    results: Results, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    names = [file.name for file in results.files("r")]
+    seen: list[list[int]] = []
+
+    def replace(temporary: Path, file: Path) -> None:
+        if len(seen) == renames:
+            raise KeyboardInterrupt
+        os.replace(temporary, file)
+        table = pq.read_table(results.root / "r/samples", columns=["row_index"])
+        seen.append(sorted(table["row_index"].to_pylist()))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace)
+        with suppress(KeyboardInterrupt):
+            remove_rows(results, "r", lambda row, repeat: row in (1, 4, 5))
+    kept = [[0, 2, *range(3, 12)], [0, 2, 3, *range(6, 12)]]
+    assert seen == kept[:renames]
+    remove_rows(results, "r", lambda row, repeat: row in (1, 4, 5))
+    assert numbers(results) == kept[1]
+    assert [file.name for file in results.files("r")] == names
+    assert not list((results.root / "r/_tmp").iterdir())
+
+
+def test_a_recorder_that_was_frozen_does_not_bring_removed_rows_back(results: Results) -> None:
+    rows = [row(i, 1, "x") for i in range(3)]
+    remove_rows(results, "r", lambda row, repeat: row < 3)
+    write(results.root, rows)  # part-0 again
+    assert numbers(results) == list(range(3, 12))
+
+
+def test_older_attempts_in_one_file_are_dropped(tmp_path: Path) -> None:
+    results = write(tmp_path, [row(0, 1, "old"), row(0, 2, "new"), row(1, 1, "one")])
+    assert compact(results, "r") == 1
+    assert pq.read_table(tmp_path / "r/samples")["text"].to_pylist() == ["new", "one"]
+    assert compact(results, "r") == 0
+
+
+def test_a_damaged_replacement_replaces_nothing(results: Results) -> None:
+    parts = {file: file.read_bytes() for file in results.files("r")}
+    compact(results, "r")
+    (new,) = results.files("r")
+    content = new.read_bytes()
+    for part, old in parts.items():  # as if it had been killed before it removed them
+        part.write_bytes(old)
+    new.write_bytes(b"PAR1")
+    finish_replacement(results, "r")
+    assert all(part.exists() for part in parts)
+    new.write_bytes(content)
+    finish_replacement(results, "r")
+    assert list((results.root / "r/samples").iterdir()) == [new]

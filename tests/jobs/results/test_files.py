@@ -193,6 +193,22 @@ def test_a_reader_sees_only_complete_files_while_parts_are_written(tmp_path):
     assert os.listdir(run / "_tmp") == []
 
 
+@pytest.mark.parametrize("fault", [None, errno.EPERM, errno.ENOTSUP])
+def test_a_part_that_exists_is_kept(tmp_path, monkeypatch, fault):
+    """Rows may have been removed from it since. Some file systems have no hard links."""
+    names = tmp_path / "_tmp/x", tmp_path / "samples/part-a.parquet"
+
+    def link(*_):
+        raise OSError(fault, os.strerror(fault))
+
+    if fault is not None:
+        monkeypatch.setattr(os, "link", link)
+    write_part(*names, table_of(rows_of(ok_entry())))
+    write_part(*names, table_of([]))
+    assert pq.read_table(names[1]).num_rows == 1
+    assert os.listdir(names[0].parent) == []
+
+
 def test_a_crash_before_the_rename_leaves_no_file_in_samples(tmp_path, monkeypatch):
     run = tmp_path / "r1"
     write_part(run / "_tmp/0", run / "samples/part-0.parquet", table_of(rows_of(ok_entry())))
@@ -200,7 +216,7 @@ def test_a_crash_before_the_rename_leaves_no_file_in_samples(tmp_path, monkeypat
     def crash(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "replace", crash)
+    monkeypatch.setattr(os, "link", crash)
     with pytest.raises(KeyboardInterrupt):
         write_part(run / "_tmp/1", run / "samples/part-1.parquet", table_of(rows_of(ok_entry())))
     assert os.listdir(run / "samples") == ["part-0.parquet"]
