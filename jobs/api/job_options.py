@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from jobs.api.row_keys import MAX_ROW
 from jobs.api.wire import Number, Text, Wire, describe
 from jobs.keys import JOB_ID, RUN_ID, SESSION_ID
 
@@ -88,7 +89,7 @@ class JobOptions(Wire):
 
     id: Annotated[Text, AfterValidator(_job_id)] | None = None
     run: Annotated[Text, AfterValidator(_run_id)] | None = None
-    row: Annotated[StrictInt, Field(ge=0)] | None = None  # row_index in the run
+    row: Annotated[StrictInt, Field(ge=0, lt=MAX_ROW)] | None = None  # row_index in the run
     repeat: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None  # which sample of the row
     custom_id: Text | None = None  # the user's own key, copied to the result row
     target: Text | None = None  # the expected answer, copied to the result row

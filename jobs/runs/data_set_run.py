@@ -57,8 +57,9 @@ class DataSetRun:
         """Run the rows that are in no file, and count those in the files. `redo`: chooses rows in
         the files that are run again. Holds the lease on the run until run.json has the result.
 
-        Raises InvalidRequest for another configuration and for a data set that can't be read to its
-        end, JobError if rows can't be enqueued, and OSError. Rows in Redis go on then.
+        Raises InvalidRequest for another configuration, for a file of the run that can't be read,
+        and for a data set that can't be read to its end, JobError if rows can't be enqueued, and
+        OSError. Rows in Redis go on then.
         """
         self.check()
         chosen, begun = redo is None, False
@@ -67,6 +68,8 @@ class DataSetRun:
             nonlocal chosen, begun
             alone = None
             self.check()  # another process may have begun the run
+            self.written.refresh()
+            self.written.check()
             self._file.write(self._configuration, "running")
             finish_replacement(self._results, self.name)
             if redo is not None and not chosen:

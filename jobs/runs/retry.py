@@ -25,13 +25,11 @@ def failed(written: WrittenRows) -> RowSet:
 
 def remove_chosen(results: Results, rows: RunRows, written: WrittenRows, redo: Redo) -> RowSet:
     """Remove rows from the files, and their jobs and reservations from Redis. Returns them. Call it
-    with the lease on the run.
+    with the lease on the run, after `written.refresh`.
 
     If it is interrupted, call it again: a row is in a file, or its producer enqueues it. Raises
     LeaseLost, redis.RedisError, pyarrow.ArrowException and OSError.
     """
-    written.clear()
-    written.refresh()
     chosen = redo(written)
     if not len(chosen):
         return chosen

@@ -56,7 +56,8 @@ class Window:
         self._ended_at[number] = time.monotonic()
 
     def poll(self) -> None:
-        """Look at Redis and at the files. Raises redis.RedisError and LeaseLost."""
+        """Look at Redis and at the files. Raises redis.RedisError, LeaseLost, and InvalidRequest if
+        rows may be in a file that can't be read."""
         self._poll_open()
         self._written.refresh()
         written = self._written.rows
@@ -93,6 +94,7 @@ class Window:
         since = self._complete_since = self._complete_since or now
         if now - since >= self._lost_seconds:
             self._written.refresh()
+            self._written.check()
             ended = self._ended.items()
             self._forget({n: one for n, one in ended if self._ended_at[n] <= since})
             self._complete_since = None

@@ -16,11 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jobs.api.row_keys import MAX_ROW
+from jobs.errors import invalid
 from jobs.results.files import SAMPLES, Results
 from jobs.results.superseded import without_superseded
 from jobs.runs.row_set import RowSet
 
-MAX_ROW = 2**62  # row indexes from here on are hashes of job ids: rows of other producers
 COLUMNS = (
     "row_index",
     "repeat_index",
@@ -49,11 +50,13 @@ class WrittenRows:
         self.tokens = 0  # generated, or scored, in all rows
         self._files: set[str] = set()  # that were read
         self._listed: set[str] = set()  # names at the last look, without those that could not be
+        self._faults: dict[Path, str] = {}  # files that could not be read then, and why
 
     def refresh(self) -> int:
         """Read the files that are new. Returns how many samples are new. A file that can't be read
         is tried again at the next call."""
         before = len(self.rows)
+        self._faults = {}
         folder = self._folder / SAMPLES
         names = {name for name in _names_in(folder) if name.endswith(".parquet")}
         if names == self._listed:  # looks are many, and files as well
@@ -63,16 +66,30 @@ class WrittenRows:
             if file.name not in self._files:
                 try:
                     self._read(file)
-                except (pa.ArrowException, OSError):
+                except (pa.ArrowException, OSError) as error:
+                    self._faults[file] = " ".join(str(error).split())
                     names.discard(file.name)
                     continue
                 self._files.add(file.name)
         self._listed = names
         return len(self.rows) - before
 
-    def number_of(self, row: int, repeat: int) -> int | None:
-        """The number of a sample; None for one that this run can't have."""
-        return row * self._samples + repeat if row < MAX_ROW and repeat < self._samples else None
+    def check(self) -> None:
+        """Raise InvalidRequest if a file could not be read at the last `refresh`: its rows would
+        be run again."""
+        for file, reason in self._faults.items():
+            raise invalid(
+                f"{file} can't be read ({reason}): restore it, or delete it to run its rows again",
+                "run",
+            )
+
+    def number_of(self, row: Any, repeat: Any) -> int | None:
+        """The number of a sample; None for one that this run can't have: any program may have
+        written a row."""
+        if not (isinstance(row, int) and isinstance(repeat, int)):
+            return None
+        is_known = 0 <= row < MAX_ROW and 0 <= repeat < self._samples
+        return row * self._samples + repeat if is_known else None
 
     def _read(self, file: Path) -> None:
         for row, repeat_index, choice, status, code, tokens, scored in read_columns(file, COLUMNS):

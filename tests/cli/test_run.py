@@ -285,6 +285,23 @@ def test_the_audit_counts_rows_that_other_readers_see(go: Go, site: Site, tmp_pa
     assert not part.exists()
 
 
+def test_rows_in_a_damaged_file_are_not_generated_again(go: Go, site: Site, tmp_path: Path) -> None:
+    site.worker()
+    file = jsonl(tmp_path, prompts(3))
+    assert go(file).exit_code == 0
+    (part,) = site.results.files("r1")
+    content = part.read_bytes()
+    part.write_bytes(content[:-9])
+    refused = go(file)
+    assert refused.exit_code == 2
+    assert f"{part} can't be read (" in refused.stderr
+    assert "restore it, or delete it to run its rows again" in refused.stderr
+    assert site.results.config("r1")["state"] == "done"
+    assert not site.redis.keys("rq:job:*")
+    part.write_bytes(content)
+    assert audit(go(file)) == "r1: 3 in, 3 rows, 0 missing, 0 twice, 0 failed"
+
+
 def test_a_folder_that_the_workers_do_not_write_to_is_refused(
     go: Go, run: Run, site: Site, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ for _ in range(300):
         ),
         ({"job": {"prio": 1}}, "job.prio", "unknown field 'job.prio'"),
         ({"seed": 2**63}, "seed", "less than"),
+        ({"job": {"row": 2**62}}, "job.row", "less than"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else next(iter(value)),
 )

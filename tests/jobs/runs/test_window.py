@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from jobs import ChatRequest, Results, ScoreRequest, keys
+from jobs.errors import InvalidRequest
 from jobs.runs.window import Window
 from jobs.runs.written_rows import WrittenRows
 from jobs.store.enqueue import Enqueued
@@ -111,6 +112,24 @@ def test_a_row_that_has_ended_and_is_in_no_file_is_lost_after_a_while(
     impatient.poll()
     impatient.poll()
     assert 0 in impatient  # rows wait for Parquet
+
+
+def test_no_row_is_lost_while_a_file_can_not_be_read(
+    client: Any, rows: RunRows, tmp_path: Path
+) -> None:
+    part = tmp_path / "r/samples/part-a.parquet"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"PAR1")
+    window = Window(rows, WrittenRows(Results(tmp_path), "r"), lost_seconds=0.0)
+    job = enqueue(rows, 0)
+    end(client, job)
+    window.add(0, job)
+    with pytest.raises(InvalidRequest, match=r"part-a\.parquet can't be read"):
+        window.poll()
+    assert 0 in window and rows.states([job]) == [RowState.ENDED]
+    part.unlink()
+    window.poll()
+    assert 0 not in window
 
 
 def test_waiting_jobs_are_withdrawn_and_running_ones_are_not(
