@@ -70,6 +70,7 @@ def report(
     _check_packages()
     from jobs.report.contents import MAX_RUNS, read_contents
     from jobs.report.page import check_page, render
+    from jobs.results.files import read_again
     from jobs.results.output_file import replaced
 
     names = list(dict.fromkeys(runs))
@@ -78,7 +79,9 @@ def report(
     store = open_results(results)
     check_page(output)
     with interrupts_raise():
-        contents = read_contents(store, names, by, price_per_hour=price_per_hour, seed=seed)
+        contents = read_again(
+            lambda: read_contents(store, names, by, price_per_hour=price_per_hour, seed=seed)
+        )
         text = render(contents)
         with replaced(output) as file:
             file.write(text)

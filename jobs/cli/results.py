@@ -122,21 +122,29 @@ def show(
 def compact(run: str, as_json: bool, results: str, redis_url: str) -> None:
     """Write the rows of a run that has ended to one file.
 
-    --redis is asked whether rows are still to be written. Read the run with jobs.Results meanwhile,
-    which reads each row once; other readers see rows twice for a moment.
+    It refuses while rows of the run are in --redis, or a chatjobs run enqueues them. Read the run
+    with jobs.Results meanwhile, which reads each row once; other readers see rows twice for a
+    moment.
     """
     from jobs.results.compact import compact
     from jobs.store.backlog import has_unwritten
+    from jobs.store.producer_lease import LeaseLost, ProducerLease
 
     store = open_results(results)
     store.path(run)  # raises if there is no such run
-    with connection(redis_url) as redis:
+    with connection(redis_url) as redis, ProducerLease(redis, run) as lease:
+        holder = lease.acquire()
+        if holder is not None:
+            raise Failure(f"{holder} runs {run} (chatjobs run): end it first")
         if has_unwritten(redis, run):
             raise Failure(
                 f"rows of run {run} are still in Redis: wait until the run has ended and a worker "
                 "has written them"
             )
-    replaced = compact(store, run)
+        try:
+            replaced = compact(store, run, confirm=lease.renew)
+        except LeaseLost as error:
+            raise Failure(f"nothing was changed: {error}") from None
     if as_json:
         print_json({"run": run, "replaced_files": replaced})
     elif replaced:

@@ -145,16 +145,19 @@ def _scored(
     store: Results, run: str, spec: Spec, limits: Any, processes: int | None, quiet: bool
 ) -> Tally:
     from jobs.cli.progress import RowProgress
+    from jobs.results.files import read_again
     from jobs.scores.scoring import score_run
 
     with RowProgress(store.dataset(run).count_rows(), quiet=quiet) as progress:
-        return score_run(
-            store,
-            run,
-            spec,
-            limits,
-            processes=processes,
-            progress=lambda rows: progress.update(rows, 0),
+        return read_again(
+            lambda: score_run(
+                store,
+                run,
+                spec,
+                limits,
+                processes=processes,
+                progress=lambda rows: progress.update(rows, 0),
+            )
         )
 
 

@@ -42,11 +42,12 @@ GROUP_ROWS = 50_000  # rows of a row group
 GROUP_BYTES = 64 * 2**20  # and bytes in memory
 
 
-def compact(results: Results, run: str) -> int:
+def compact(results: Results, run: str, confirm: Callable[[], None] = lambda: None) -> int:
     """Write the rows of an ended run to one file, without those of older attempts. Returns how many
     files it replaces; 0 if there is nothing to do.
 
-    If it is interrupted, call it again. Raises InvalidRequest if a file can't be read.
+    `confirm`: called when all is written, before a reader sees it; raises if the lease was lost. If
+    it is interrupted, call it again. Raises InvalidRequest if a file can't be read.
     """
     broken = results.broken(run)
     if broken:
@@ -56,7 +57,12 @@ def compact(results: Results, run: str) -> int:
     in_files = sum(pq.read_metadata(file).num_rows for file in files)
     if len(files) < 2 and rows.count_rows() == in_files:
         return 0
-    _replace_all(results, run, [file.name for file in files], rows.to_batches())
+
+    def confirmed() -> Iterator[pa.RecordBatch]:
+        yield from rows.to_batches()
+        confirm()
+
+    _replace_all(results, run, [file.name for file in files], confirmed())
     return len(files)
 
 

@@ -17,9 +17,9 @@ import json
 import os
 import uuid
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,6 +35,8 @@ from jobs.results.unfinished import unfinished
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
+
+T = TypeVar("T")
 
 RESULTS_VARIABLE = "CHATJOBS_RESULTS"
 DEFAULT_RESULTS = "results"
@@ -195,18 +197,18 @@ class Results:
         If a job has rows of several attempts, only those of the newest one. A file that
         can't be read is skipped with a BrokenFileWarning.
         """
-        return self._dataset(run, stacklevel=3)
+        return read_again(lambda: self._dataset(run, stacklevel=5))
 
     def broken(self, run: str) -> dict[Path, str]:
         """The run's files that can't be read, because their footer is damaged or missing, and why.
         chatjobs itself writes whole files only."""
-        return _check(self.files(run))
+        return read_again(lambda: _check(self.files(run)))
 
     def table(self, run: str, columns: Sequence[str] | None = None) -> Any:
         """The run's rows as a pyarrow.Table, one per choice, in no particular order. `columns`:
         only these."""
         names = _known(columns, SCHEMA, "results")
-        return self._dataset(run, stacklevel=3).to_table(columns=names)
+        return read_again(lambda: self._dataset(run, stacklevel=5).to_table(columns=names))
 
     def scores(
         self,
@@ -262,6 +264,15 @@ class Results:
         return latest_attempts(dataset_of(whole))
 
 
+def read_again(read: Callable[[], T]) -> T:
+    """Call a function that lists files and reads them, and call it again if `compact` has removed
+    one in between."""
+    try:
+        return read()
+    except FileNotFoundError:
+        return read()
+
+
 def dataset_of(files: list[Path]) -> ds.FileSystemDataset:
     """The rows of files. Rows of a version that knew no repeats have repeat_index 0, and null in
     each other column that their file lacks."""
@@ -305,6 +316,8 @@ def _check(files: list[Path]) -> dict[Path, str]:
         try:
             pq.read_metadata(file)
         except (pa.ArrowException, OSError) as error:
+            if isinstance(error, FileNotFoundError) and not file.is_symlink():
+                raise  # it was listed, and `compact` has removed it since
             faults[file] = " ".join(str(error).split())
     return faults
 

@@ -15,6 +15,7 @@ from jobs import JobError, Results, keys
 from jobs.cli import build
 from jobs.results import compact as module
 from jobs.results.compact import compact, finish_replacement, remove_rows
+from jobs.store.producer_lease import LeaseLost, ProducerLease
 from tests.jobs.results.test_latest import row, write
 
 
@@ -77,6 +78,28 @@ def test_results_reads_each_row_once_whenever_compacting_stops(
     assert len(list((results.root / "r/samples").iterdir())) == 1
 
 
+def test_nothing_changes_if_the_lease_is_lost_meanwhile(results: Results) -> None:
+    before = {file: file.read_bytes() for file in results.files("r")}
+
+    def lose() -> None:
+        raise LeaseLost("r")
+
+    with pytest.raises(LeaseLost):
+        compact(results, "r", confirm=lose)
+    assert {file: file.read_bytes() for file in (results.root / "r/samples").iterdir()} == before
+    assert not list((results.root / "r/_tmp").iterdir())
+
+
+def test_a_reader_lists_the_files_again_that_it_no_longer_finds(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = results.files("r")
+    compact(results, "r")
+    lists = [before, results.files("r")]
+    monkeypatch.setattr(results, "files", lambda run: lists.pop(0))
+    assert numbers(results) == list(range(12))
+
+
 def test_a_part_that_is_written_again_is_ignored(results: Results) -> None:
     """By a recorder that was frozen."""
     part = results.root / "r/samples/part-0.parquet"
@@ -102,6 +125,12 @@ def test_the_command(results: Results, redis_url: str, client: Any) -> None:
     assert result.exit_code == 1
     assert "rows of run r are still in Redis" in result.stderr
     client.redis.delete(keys.outbox("r"))
+    with ProducerLease(client.redis, "r") as lease:
+        lease.acquire()
+        result = CliRunner().invoke(build(), words)
+    assert result.exit_code == 1
+    assert f"process {os.getpid()} on " in result.stderr and "end it first" in result.stderr
+    assert len(results.files("r")) == 4
     result = CliRunner().invoke(build(), words)
     assert result.exit_code == 0, result.stderr
     assert "4 files replaced by one" in result.stderr
