@@ -47,6 +47,7 @@ def test_each_mode_gives_the_rows_of_a_data_set(go: Go, run: Run, site: Site) ->
         {"question": "2 + 3? " * 1500, "choices": ["5", "6"], "answer": "A"},
         {"question": "What is 4 + 3?", "choices": ["1", "7"], "answer": "7", "id": 9},
     ]
+    site.wait_for_workers()  # a pilot asks one that serves
     planned = go(choices, "choice", "--keep", "id", "--dry-run", "--json")
     assert planned.exit_code == 1, planned.exc_info
     found = json.loads(planned.stdout)
