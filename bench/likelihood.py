@@ -77,7 +77,8 @@ class Ours:
                 cache_salt=secrets.token_hex(8),
             )
             sinks.append(CollectingSink())
-            start_scoring(self._engine._core, request, sinks[-1])
+            for _ in start_scoring(self._engine._core, request, sinks[-1]):
+                pass  # each item
         while self._engine.step():
             pass
         found = []

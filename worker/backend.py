@@ -71,7 +71,7 @@ class Health:
     not change."""
 
     alive: bool
-    progress: int  # number of steps, and of prompts prepared
+    progress: int  # number of steps, and of prompts and items prepared
     running: int  # sequences in the batch
     waiting: int  # sequences submitted, not yet in the batch
     tokens_generated: int

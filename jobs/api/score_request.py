@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 MAX_ITEMS = 1000  # of one request
 MAX_CONTINUATIONS = 1000  # of one item
 
+# For the number of windows of a text whose tokens are not known.
+TOKEN_CHARACTERS = 4
+DEFAULT_WINDOW = 2048  # a context that many models have
+
 TokenIds = list[StrictInt]
 
 
@@ -218,13 +222,24 @@ class ScoreRequest(Checked):
     @property
     def cost(self) -> int:
         """Number of sequences that it adds to the batch, about: one for each continuation and each
-        text."""
-        return sum(max(1, count_continuations(item)) for item in self.items)
+        window."""
+        return sum(count_sequences(item, self.max_length) for item in self.items)
 
 
-def count_continuations(item: Any) -> int:
-    """Number of the continuations of an item, of any JSON value."""
+def count_sequences(item: Any, context: int | None = None) -> int:
+    """Number of the sequences of an item, of any JSON value: its continuations, or about its
+    windows. `context`: tokens that the model sees at once, if known. At least 1."""
     if not isinstance(item, Mapping):
-        return 0
-    found = item.get("continuations", item.get("choices"))
-    return len(found) if isinstance(found, list) else 0
+        return 1
+    found, text = item.get("continuations", item.get("choices")), item.get("text")
+    if isinstance(found, list):
+        return max(1, len(found))
+    if not isinstance(text, str | list):
+        return 1
+    tokens = len(text) // TOKEN_CHARACTERS if isinstance(text, str) else len(text)
+    window = _positive(item.get("window")) or context or DEFAULT_WINDOW
+    return 1 + max(0, -(-(tokens - window) // (_positive(item.get("stride")) or window)))
+
+
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

@@ -14,7 +14,7 @@ from typing import Any
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
-from jobs.api.score_request import MAX_ITEMS, ScoreRequest, count_continuations
+from jobs.api.score_request import MAX_ITEMS, ScoreRequest, count_sequences
 from jobs.api.score_result import ScoredItem, ScoreResult
 from jobs.client.client import Client
 from jobs.client.job import Job
@@ -95,7 +95,7 @@ def pack(items: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]
     packed: list[Mapping[str, Any]] = []
     sequences = characters = 0
     for item in items:
-        more, longer = max(1, count_continuations(item)), len(json.dumps(item))
+        more, longer = count_sequences(item), len(json.dumps(item))
         full = sequences + more > PACKED_SEQUENCES or characters + longer > PACKED_CHARACTERS
         if packed and (full or len(packed) == MAX_ITEMS):
             yield packed

@@ -16,6 +16,7 @@ from jobs.runs.source import SourceRow
 
 PACK_ROWS = 64
 PACK_BYTES = 16 * 1024  # of items as JSON: about 4,000 tokens
+PACK_SEQUENCES = 1000  # continuations and windows, about; a job may have ten times as many
 # Rows of one prompt stay in one pack up to this many times its limits.
 MAX_OVERRUN = 4
 
@@ -48,18 +49,21 @@ def packs(rows: Sequence[SourceRow], is_alone: Callable[[int], bool]) -> Iterato
     """The jobs of some rows, which are in the order of their prompts. Each row that is scored has a
     request with one item. `is_alone`: by the number of a row, whether it has a job of its own."""
     open_rows: list[SourceRow] = []
-    size = 0
+    size = sequences = 0
     for row in rows:
         packed = isinstance(row.request, ScoreRequest) and not is_alone(row.number)
-        if open_rows and not (packed and _fits(row, open_rows, size)):
+        cost = row.request.cost if isinstance(row.request, ScoreRequest) else 1
+        fits = packed and sequences + cost <= PACK_SEQUENCES
+        if open_rows and not (fits and _fits(row, open_rows, size)):
             yield _pack(open_rows)
-            open_rows, size = [], 0
+            open_rows, size, sequences = [], 0, 0
         if not packed:
             assert row.request is not None
             yield Pack(row.request, [row])
             continue
         open_rows.append(row)
         size += row.size
+        sequences += cost
     if open_rows:
         yield _pack(open_rows)
 

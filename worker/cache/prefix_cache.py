@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
@@ -36,7 +37,7 @@ StateOf = Callable[[int], tuple[object, ...]]
 class Sequence(Protocol):
     """A sequence as the prefix cache knows it. The cache sets `computed` and `cached_tokens`."""
 
-    prompt_ids: list[int]
+    prompt_ids: SequenceOf[int]
     computed: int  # leading tokens that are in its slot
     cached_tokens: int | None  # of the prompt; None: not admitted yet
     slot: int | None

@@ -59,7 +59,7 @@ class Sequence:
         session: str | None = None,
     ) -> None:
         self.bulk = bulk  # it leaves its slot to interactive sequences
-        self.prompt_ids = list(prompt_ids)
+        self.prompt_ids = prompt_ids  # perhaps of several sequences: must not change
         self.output_ids: list[int] = []
         self.reader, self.saver = reader, saver
         self.sampling = None if params is None else SamplingInput(params, choice, self.prompt_ids)
@@ -117,7 +117,7 @@ class Sequence:
         split = len(self.prompt_ids)
         if start >= split:
             return self.output_ids[start - split : end - split]
-        return self.prompt_ids[start:end] + self.output_ids[: max(0, end - split)]
+        return [*self.prompt_ids[start:end], *self.output_ids[: max(0, end - split)]]
 
     def cancel(self) -> None:
         """Request cancellation; the next step fails the sequence. Thread-safe."""

@@ -1,5 +1,6 @@
 """Prepares prompts on a thread of its own. A long prompt or a slow template stalls neither the loop
-of the worker nor the engine thread.
+of the worker nor the engine thread. A request with many items is prepared in parts, and others go
+first between them.
 """
 
 from __future__ import annotations
@@ -28,24 +29,30 @@ class Preparation:
     ) -> None:
         self.engine, self.sequences = engine, operation.cost(request)
         self.bulk = request.job.priority == "bulk"
-        self._start = STARTS[operation.func]
-        self._request, self._sink = request, sink
+        self._parts = STARTS[operation.func](engine, request, sink)
+        self._sink = sink
         self._cancelled = threading.Event()
         self._started: Handle | None = None
 
     def cancel(self) -> None:
         """Stop as soon as possible. Thread-safe."""
-        self._cancelled.set()  # first: `run` looks at it after it has started the request
+        self._cancelled.set()  # first: `advance` looks at it after it has started the request
         started = self._started
         if started is not None:
             started.cancel()
 
-    def run(self) -> None:
-        """Build the prompt and queue the sequences; an error ends the request."""
+    def advance(self) -> bool:
+        """Prepare the next part; after the last one the sequences are queued. An error ends the
+        request. Returns False if there are further parts."""
         try:
             if self._cancelled.is_set():
                 raise JobError("cancelled", "the request was cancelled")
-            self._started = self._start(self.engine, self._request, self._sink)
+            next(self._parts)
+            return False
+        except StopIteration as end:
+            self._started = end.value
+            if self._cancelled.is_set():
+                end.value.cancel()
         except OSError as error:  # no process could be started
             self._sink.ended(Outcome(error=MachineError.of(error)))
         except MachineError as error:  # a process did not start, or does not answer
@@ -55,9 +62,7 @@ class Preparation:
             if reason.code == "internal":
                 logger.exception("a prompt could not be prepared")
             self._sink.ended(Outcome(error=reason))
-        else:
-            if self._cancelled.is_set():
-                self._started.cancel()
+        return True
 
 
 Place = tuple[float, int, Preparation | None]  # in the queue: lowest first; None ends the thread
@@ -65,10 +70,10 @@ Place = tuple[float, int, Preparation | None]  # in the queue: lowest first; Non
 
 class Preparer:
     """Runs preparations in the order of their submission. Up to PREPARATIONS_PER_BULK interactive
-    ones pass a bulk one that was submitted earlier."""
+    ones pass a bulk one that was submitted earlier, and one more request at each of its parts."""
 
     def __init__(self) -> None:
-        self.prepared = 0  # requests
+        self.prepared = 0  # parts of requests
         self._submitted = 0
         self._waiting: dict[Preparation, None] = {}  # an ordered set, with the one that runs
         self._lock = threading.Lock()  # held to change and to read it
@@ -113,12 +118,16 @@ class Preparer:
             pass
 
     def _run_next(self) -> bool:
-        """Run the next preparation; False at the end. Nothing keeps it, or its engine, afterwards:
-        that may be unloaded while the thread waits."""
-        preparation = self._queue.get()[2]
+        """Run the next preparation, or some parts of it; False at the end. Nothing keeps it, or its
+        engine, afterwards: that may be unloaded while the thread waits."""
+        place, number, preparation = self._queue.get()
         if preparation is None:
             return False
-        preparation.run()
+        while not preparation.advance():
+            self.prepared += 1
+            if not self._queue.empty():
+                self._queue.put((place + 1, number, preparation))
+                return True
         with self._lock:
             del self._waiting[preparation]
         self.prepared += 1

@@ -76,7 +76,7 @@ class PromptLogprobs(PromptReader):
 
     def __init__(self, token_ids: Sequence[int], top: int, first: int = 1) -> None:
         super().__init__(first - 1, len(token_ids) - 1)
-        self._ids, self._top = list(token_ids), top
+        self._ids, self._top = token_ids, top
         self.positions: list[list[TokenScore]] = []  # from `first` on; the token itself is first
 
     def wanted(self, end: int) -> WantedRows:

@@ -1,7 +1,8 @@
 """Items of a scoring request → the token ids that score them.
 
 Texts become tokens as in lm-evaluation-harness, so that figures agree: white space at the end of a
-prompt belongs to the continuation, and both are encoded together.
+prompt belongs to the continuation, and both are encoded together. The windows of a text share its
+token ids.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from jobs.api.request import ChatRequest
 from jobs.api.score_request import Choice, Item, LogLikelihood, Perplexity, ScoreRequest
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
-from worker.engine.token_ids import token_ids
+from worker.engine.token_ids import TokenSlice, token_ids
 from worker.prompt.builder import PromptBuilder
 
-MAX_WINDOWS = 10_000  # of one text
+# Of one request. Each sequence takes about 2 kB of memory, and each token about 60 bytes until the
+# result is written.
+MAX_SEQUENCES = 10_000  # continuations and windows
+MAX_TOKENS = 2**22  # of prompts with their continuations, and of texts
 
 
 class Targets(NamedTuple):
@@ -46,24 +50,53 @@ class Encoding(Protocol):
 
 
 class ItemEncoder:
-    """Encodes the items of one request. Errors are JobErrors of the item."""
+    """Encodes the items of one request, and counts what they take of its limits. Errors are
+    JobErrors of the item."""
 
     def __init__(self, model: Encoding, request: ScoreRequest) -> None:
         self._model, self._request = model, request
         context, most = model.context_length, request.max_length
         self._context = context if most is None else min(context, most)
         self._special = request.add_special_tokens
+        self._sequences = self._tokens = 0  # of the items that could be encoded
 
     def targets(self, item: Item) -> list[Targets]:
         """The targets of each continuation, or choice, of an item, or the windows of its text.
         Raises JobError."""
-        return self._windows(item) if isinstance(item, Perplexity) else self._continuations(item)
+        before = self._sequences, self._tokens
+        try:
+            if isinstance(item, Perplexity):
+                return self._windows(item)
+            return self._continuations(item)
+        except BaseException:
+            self._sequences, self._tokens = before
+            raise
+
+    def _count(self, sequences: int, tokens: int, param: str) -> None:
+        """Count what an item adds. Raises InvalidRequest if that is more than a request may
+        have."""
+        self._sequences += sequences
+        self._tokens += tokens
+        for count, most, things in (
+            (self._sequences, MAX_SEQUENCES, "continuations and windows"),
+            (self._tokens, MAX_TOKENS, "tokens"),
+        ):
+            if count > most:
+                raise invalid(
+                    f"{param}: with this item, the request has {count:,} {things}, and at most "
+                    f"{most:,} are possible: put fewer items into one job",
+                    param,
+                )
 
     def _continuations(self, item: LogLikelihood | Choice) -> list[Targets]:
         given = item.continuations if isinstance(item, LogLikelihood) else item.choices
         name = "continuations" if isinstance(item, LogLikelihood) else "choices"
         pairs = self._pairs(item, given, name)
-        return [self._fitting(*pair, f"{name}[{number}]") for number, pair in enumerate(pairs)]
+        found = []
+        for number, pair in enumerate(pairs):
+            found.append(self._fitting(*pair, f"{name}[{number}]"))
+            self._count(1, len(found[-1].token_ids), name)
+        return found
 
     def _windows(self, item: Perplexity) -> list[Targets]:
         window = self._context if item.window is None else item.window
@@ -80,12 +113,13 @@ class ItemEncoder:
         if len(ids) < 2:
             raise invalid("text: there is no token to score", "text")
         count = 1 + max(0, -(-(len(ids) - 1 - window) // stride))
-        if count > MAX_WINDOWS:
+        if count > MAX_SEQUENCES:
             raise invalid(
                 f"stride: {counted(len(ids), 'token')} in steps of {stride} are {count} windows, "
-                f"and at most {MAX_WINDOWS} are possible: set a larger one",
+                f"and at most {MAX_SEQUENCES} are possible: set a larger one",
                 "stride",
             )
+        self._count(count, len(ids), "text")
         return list(rolling_windows(ids, window, stride))
 
     def _pairs(
@@ -187,8 +221,8 @@ def rolling_windows(ids: Sequence[int], window: int, stride: int) -> Iterator[Ta
     makes them, with `stride` = `window`."""
     last = len(ids) - 1
     end = min(window, last)
-    yield Targets(ids[: end + 1], 1)
+    yield Targets(TokenSlice(ids, 0, end + 1), 1)
     while end < last:
         count = min(stride, last - end)
         end += count
-        yield Targets(ids[end - window : end + 1], window - count + 1)
+        yield Targets(TokenSlice(ids, end - window, end + 1), window - count + 1)

@@ -11,26 +11,34 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from jobs import clock
 from jobs.api.answer import Usage
-from jobs.api.score_request import Choice, Item, LogLikelihood, ScoreRequest, parse_item
+from jobs.api.score_request import (
+    Choice,
+    Item,
+    LogLikelihood,
+    Perplexity,
+    ScoreRequest,
+    parse_item,
+)
 from jobs.api.score_result import ContinuationScore, ScoredItem, ScoreResult, TextScore, best
 from jobs.errors import JobError, failure_of
 from worker.backend import MachineError, Outcome, Progress, Sink
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.engine import sequence as engine_sequence
 from worker.engine.engine import EngineCore
-from worker.sampling.prompt_logits import NextTokenLogprobs, PromptLogprobs
+from worker.engine.token_ids import TokenSlice
 from worker.scoring.encoding import ItemEncoder, Targets
+from worker.scoring.reading import ContinuationReader, NextTokenReader
 
 logger = logging.getLogger(__name__)
 
-Reader = PromptLogprobs | NextTokenLogprobs
+Reader = ContinuationReader | NextTokenReader
 
 DIGITS = 7  # of the log-probability of a token, whose column has float32
 
@@ -46,12 +54,12 @@ class _Scored:
     part: slice
 
     @property
-    def logprobs(self) -> list[float]:
-        return [scores[0].logprob for scores in self.reader.positions[self.part]]
+    def logprobs(self) -> Sequence[float]:
+        return self.reader.scores.logprobs[self.part]
 
     @property
     def is_greedy(self) -> bool:
-        return all(scores[0].rank == 1 for scores in self.reader.positions[self.part])
+        return all(self.reader.scores.greedy[self.part])
 
     @property
     def cached_tokens(self) -> int:
@@ -59,7 +67,8 @@ class _Scored:
 
 
 class _ItemRun:
-    """One item while it is scored. `error`: why it can't be."""
+    """One item while it is scored. `error`: why it can't be. `failed`: one of its sequences has,
+    and the others are cancelled; of the engine's thread."""
 
     def __init__(self, given: Any, encoder: ItemEncoder) -> None:
         """Raises MachineError if a process that encodes long texts can't be started."""
@@ -68,6 +77,7 @@ class _ItemRun:
         self.error: JobError | None = None
         self.targets: Sequence[Targets] = ()
         self.scored: list[_Scored] = []
+        self.failed = False
         try:
             self.item = parse_item(given)
             self.targets = encoder.targets(self.item)
@@ -80,14 +90,16 @@ class _ItemRun:
         """Make the sequences. `on_end` gets this item, the reader of a sequence, and its last
         event."""
         scored: dict[int, _Scored] = {}
-        for places in _together(self.targets):
+        alone = isinstance(self.item, Perplexity)  # windows have prompts of their own
+        groups = ([at] for at in range(len(self.targets))) if alone else _together(self.targets)
+        for places in groups:
             first, *others = (self.targets[place] for place in places)
-            reader: Reader = PromptLogprobs(first.token_ids, 0, first=first.first)
+            reader: Reader = ContinuationReader(first)
             if others:
                 ids = [one.token_ids[-1] for one in (first, *others)]
-                reader = NextTokenLogprobs(first.first, ids)
+                reader = NextTokenReader(first.first, ids)
             sequence = engine_sequence.Sequence(
-                first.token_ids[:-1],
+                TokenSlice(first.token_ids, 0, len(first.token_ids) - 1),
                 listener=partial(on_end, self, reader),
                 reader=reader,
                 salt=request.cache_salt or "",
@@ -153,9 +165,10 @@ class Scoring:
         """A sequence has ended: it draws nothing, so it has no other event. Called again if a step
         was interrupted here."""
         self._ends.append((run, event.error))
-        if event.error is not None:  # the item has failed
+        if event.error is not None and not run.failed:
             for other in run.scored:
                 other.sequence.cancel()
+            run.failed = True
         self._open.discard(reader)
         if self.done:
             self._finished_at = clock.now()
@@ -280,12 +293,19 @@ class Scoring:
         return sum(len(self._tokenizer.token_bytes(one)) for one in given)
 
 
-def start_scoring(engine: EngineCore, request: ScoreRequest, sink: Sink) -> Scoring:
-    """Encode the items of a request and queue their sequences. A bad item fails alone. `sink` is
-    told on the stepping thread when all have ended. Raises JobError if the request can't run."""
+def start_scoring(
+    engine: EngineCore, request: ScoreRequest, sink: Sink
+) -> Generator[None, None, Scoring]:
+    """Encode the items of a request, one between two `yield`s, then queue their sequences. A bad
+    item fails alone. `sink` is told on the stepping thread when all have ended. Raises JobError if
+    the request can't run."""
     engine.require_open()
     encoder = ItemEncoder(engine, request)
-    runs = [_ItemRun(given, encoder) for given in request.items]
+    runs: list[_ItemRun] = []
+    for given in request.items:
+        if runs:
+            yield
+        runs.append(_ItemRun(given, encoder))
     scoring = Scoring(
         request, runs, engine.tokenizer, sink.pending, fingerprint=engine.info.fingerprint
     )

@@ -33,6 +33,21 @@ def test_a_request_is_the_same_from_objects_and_from_json() -> None:
     assert SCORE.cost(made) == 4  # two continuations, a choice and a text
 
 
+def test_a_text_costs_as_many_sequences_as_it_has_windows() -> None:
+    """A text of unknown tokens as many as a typical one."""
+    ids = {"type": "perplexity", "text": [1] * 1000}
+    for item, cost in (
+        ({**ids, "window": 100}, 10),
+        ({**ids, "window": 100, "stride": 1}, 901),
+        ({**ids, "stride": 1}, 1),
+        ({"type": "perplexity", "text": "word" * 1000, "window": 100, "stride": 50}, 19),
+        ({"type": "perplexity", "text": "word", "window": "x", "stride": -1}, 1),
+        ({"type": "perplexity", "text": None}, 1),
+    ):
+        assert request(items=[item]).cost == cost
+    assert request(items=[ids], max_length=100).cost == 10
+
+
 def test_items_of_any_kind_are_taken_and_fail_when_they_are_parsed() -> None:
     for item in (7, "x", None, [], {}, {"type": []}, {**ITEM, "foo": 1}, {**ITEM, "prompt": 5}):
         assert request(items=[item, ITEM]).items == [item, ITEM]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs import ChatRequest, ScoreRequest
-from jobs.runs.packs import MAX_OVERRUN, PACK_BYTES, PACK_ROWS, packs
+from jobs.runs.packs import MAX_OVERRUN, PACK_BYTES, PACK_ROWS, PACK_SEQUENCES, packs
 from jobs.runs.source import SourceRow
 
 
@@ -37,6 +37,13 @@ def test_rows_of_one_prompt_stay_together_up_to_a_limit() -> None:
     alike = [row(n, "a") for n in range(PACK_ROWS + 20)]
     assert sizes([*alike, row(1000, "b")]) == [PACK_ROWS + 20, 1]
     assert sizes([row(n, "a", PACK_BYTES) for n in range(6)]) == [MAX_OVERRUN, 2]
+
+
+def test_a_pack_holds_texts_of_so_many_windows() -> None:
+    half = {"type": "perplexity", "text": [1] * (PACK_SEQUENCES // 2), "window": 1}
+    requests = [ScoreRequest(model="m", items=[{**half, "row": n}]) for n in range(3)]
+    rows = [SourceRow(n, n, 0, f"line {n}", one, None, 10) for n, one in enumerate(requests)]
+    assert sizes(rows) == [2, 1]
 
 
 def test_some_rows_have_a_job_of_their_own() -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from jobs.api.job_options import JobOptions
 from jobs.api.request import ChatRequest
+from jobs.api.score_request import Item, ScoreRequest
 from jobs.errors import JobError
-from jobs.operations import CHAT
+from jobs.operations import CHAT, SCORE
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.chat_requests import WaitingSink, ask
 from tests.worker.panics import TRIGGER, make_fragile
@@ -26,6 +27,7 @@ from worker.local.collect import CollectingSink
 from worker.model_spec import ModelSpec
 from worker.processes.resident import resident_bytes
 from worker.prompt.builder import Prompt, PromptBuilder
+from worker.scoring.encoding import ItemEncoder, Targets
 
 
 @pytest.fixture
@@ -286,3 +288,36 @@ def test_interactive_prompts_are_prepared_before_bulk_prompts(
         sink.wait()
     chat = "interactive"
     assert built == ["bulk", *[chat] * 14, "bulk", chat, "bulk", chat, chat]
+
+
+def test_prompts_are_prepared_between_the_items_of_a_scoring_request(
+    host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = host.load(spec(path))
+    build, targets, release = PromptBuilder.build, ItemEncoder.targets, threading.Event()
+    prepared: list[str] = []
+
+    def built(self: PromptBuilder, request: ChatRequest) -> Prompt:
+        prepared.append("chat")
+        return build(self, request)
+
+    def slow(self: ItemEncoder, item: Item) -> list[Targets]:
+        prepared.append("item")
+        assert release.wait(PATIENCE)
+        return targets(self, item)
+
+    monkeypatch.setattr(PromptBuilder, "build", built)
+    monkeypatch.setattr(ItemEncoder, "targets", slow)
+    text = {"type": "perplexity", "text": [1, 2, 3]}
+    scoring = WaitingSink()
+    host.submit(SCORE, ScoreRequest(model=info.name, items=[text] * 6), scoring)
+    wait_until(lambda: prepared)
+    request = ask(max_tokens=1).model_copy(update={"model": info.name})
+    sinks = [WaitingSink() for _ in range(3)]
+    for sink in sinks:
+        host.submit(CHAT, request, sink)
+    release.set()
+    for sink in sinks:
+        sink.wait()
+    wait_until(lambda: scoring.outcome is not None)
+    assert prepared == ["item", "item", "chat", "item", "chat", "item", "chat", "item", "item"]

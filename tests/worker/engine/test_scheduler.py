@@ -104,7 +104,7 @@ def test_a_sequence_too_large_for_the_cache_fails_with_the_numbers() -> None:
     book, _ = make_caches(8 * mib, columns=64 * mib)
     scheduler = Scheduler(book, Slots(3), step_tokens=64 * mib)
     large, small = FakeSequence(CONTEXT - 1), FakeSequence(5)
-    large.prompt_ids += [7] * 9 * mib
+    large.prompt_ids = [7] * 9 * mib
     scheduler.add(large)
     scheduler.add(small)
     assert selected(scheduler) == [(small, 5)]

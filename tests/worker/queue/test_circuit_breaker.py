@@ -104,7 +104,7 @@ def test_a_prompt_whose_process_cannot_start_is_the_machine_s_fault() -> None:
 
     sink = Ends()
     request = ChatRequest(model="fake", messages=[{"role": "user", "content": "hi"}])
-    Preparation(Engine(), CHAT, request, sink).run()  # type: ignore[arg-type]
+    Preparation(Engine(), CHAT, request, sink).advance()  # type: ignore[arg-type]
     assert sink.outcome is not None
     assert isinstance(sink.outcome.error, MachineError)
 

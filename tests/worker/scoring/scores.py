@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 from jobs.api.score_request import ScoreRequest
@@ -18,7 +19,17 @@ def request(*items: Any, **fields: Any) -> ScoreRequest:
 
 def start(engine: Engine, *items: Any, **fields: Any) -> tuple[Scoring, CollectingSink]:
     sink = CollectingSink()
-    return start_scoring(engine._core, request(*items, **fields), sink), sink
+    return started(start_scoring(engine._core, request(*items, **fields), sink)), sink
+
+
+def started(parts: Generator[None, None, Scoring]) -> Scoring:
+    """The scoring after all parts of its preparation."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            scoring: Scoring = end.value
+            return scoring
 
 
 def outcome_of(engine: Engine, *items: Any, **fields: Any) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from jobs.api.request import ChatRequest
 from jobs.api.score_request import parse_item
 from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
-from tests.worker.scoring.scores import request, score
+from tests.worker.scoring.scores import request, score, start
 from worker import Engine
 from worker.prompt.encoder import Around
 from worker.scoring.encoding import ItemEncoder, Targets, rolling_windows
@@ -220,3 +221,36 @@ def test_too_many_windows_are_refused(engine: Engine) -> None:
     item = {"type": "perplexity", "text": [1] * 20_000, "window": 8, "stride": 1}
     with pytest.raises(JobError, match="19993 windows, and at most 10000 are possible"):
         targets(engine, item)
+
+
+def test_windows_share_the_tokens_of_their_text(engine: Engine) -> None:
+    """A window of 60 tokens in steps of one: copies would have 60 times the tokens."""
+    item = {"type": "perplexity", "text": [1] * 5000, "window": 60, "stride": 1, "prefix": False}
+    tracemalloc.start()
+    try:
+        scoring, _ = start(engine, item)
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(scoring.sequences) == 4940
+    assert used < len(scoring.sequences) * 2500
+    scoring.cancel()
+    engine.step()
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ("MAX_SEQUENCES", "the request has 6 continuations and windows, and at most 5"),
+        ("MAX_TOKENS", "the request has 14 tokens, and at most 11"),
+    ],
+)
+def test_an_item_that_exceeds_the_limits_of_a_request_fails_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, limit: str, words: str
+) -> None:
+    monkeypatch.setattr(f"worker.scoring.encoding.{limit}", 5 if limit == "MAX_SEQUENCES" else 11)
+    text = {"type": "perplexity", "text": [1] * 7, "window": 2, "prefix": False}  # 3 windows
+    two = likelihood([1], [2], [3])
+    first, failed, last = score(engine, text, text, two)
+    assert failed.failure is not None and words in failed.failure.message
+    assert first.text is not None and last.continuations is not None

@@ -17,6 +17,7 @@ from tests.worker.scoring.scores import outcome_of, score, start
 from tests.worker.site import ROOT
 from worker import Engine
 from worker.cache.prefix_store import BLOCK
+from worker.engine.sequence import Sequence
 from worker.local.collect import CollectingSink
 
 CONTEXT = 256
@@ -317,6 +318,27 @@ def test_the_other_sequences_of_an_item_that_has_failed_are_cancelled(engine: En
     assert [one.cancelled for one in others] == [True, True, False, False, False]
     while not scoring.done:
         engine.step()
+
+
+def test_the_sequences_of_a_failed_item_are_cancelled_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each one that ends would cancel all others again."""
+    windows = 200
+    text = {"type": "perplexity", "text": [1] * (windows + 1), "window": 1, "prefix": False}
+    scoring, _ = start(engine, text)
+    cancelled = 0
+
+    def cancel(self: Sequence) -> None:
+        nonlocal cancelled
+        cancelled += 1
+        self.cancelled = True
+
+    monkeypatch.setattr(Sequence, "cancel", cancel)
+    scoring.cancel()
+    engine.step()
+    assert scoring.done
+    assert cancelled == 2 * windows  # the request's, and that of its first end
 
 
 def test_sequences_have_the_priority_of_their_job(engine: Engine) -> None:
