@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -48,12 +49,12 @@ class MetricProcess:
         self._spec, self._limits = spec, limits
         self._child: subprocess.Popen[bytes] | None = None
         self._unread = b""
-        self._stopped = False
+        self._stopped = threading.Event()
 
     def start(self) -> None:
         """Start the child and make the metric. Raises InvalidRequest if it can't be made."""
-        if self._stopped:
-            raise JobError("cancelled", "scoring was stopped")
+        if self._stopped.is_set():
+            raise _stopped_error()
         limits = self._limits
         self._unread = b""
         self._child = subprocess.Popen(
@@ -67,6 +68,9 @@ class MetricProcess:
             bufsize=0,
             start_new_session=True,  # keeps the terminal's Ctrl-C from it
         )
+        if self._stopped.is_set():  # `stop` has found no child
+            self.close()
+            raise _stopped_error()
         try:
             ready = self._reply(LOAD_SECONDS)
         except BaseException:  # Ctrl-C while the metric is loaded
@@ -95,7 +99,7 @@ class MetricProcess:
 
     def stop(self) -> None:
         """End a call of `score` on another thread, which raises JobError."""
-        self._stopped = True
+        self._stopped.set()
         child = self._child
         if child is not None:
             child.kill()
@@ -152,6 +156,10 @@ class MetricProcess:
         if status < 0:
             return f"the process of the metric ended by {signal.Signals(-status).name}"
         return f"the process of the metric exited with {status}"
+
+
+def _stopped_error() -> JobError:
+    return JobError("cancelled", "scoring was stopped")
 
 
 def _scoring(reply: dict[str, Any]) -> Scoring:

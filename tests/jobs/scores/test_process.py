@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +83,22 @@ def test_a_metric_that_waits_for_ever_is_ended(reference: str) -> None:
     (asleep,) = score(process, "sleep")
     assert asleep.error == "the metric did not answer within 0.5 s"
     process.close()
+
+
+def test_a_metric_that_is_stopped_while_its_process_starts_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = MetricProcess(parse_spec("exact"), Limits())
+    popen = subprocess.Popen
+
+    def started(*args: Any, **options: Any) -> Any:
+        child = popen(*args, **options)
+        process.stop()  # by another thread, which knows no child yet
+        return child
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    with pytest.raises(JobError, match="scoring was stopped"):
+        process.start()
 
 
 def test_what_a_function_returns_is_checked(process: MetricProcess) -> None:
