@@ -61,30 +61,34 @@ def diff(
     For each metric: the difference with its confidence interval, how many rows rose and fell, and
     McNemar's exact p-value; then the rows whose value differs. chatjobs score makes the scores.
     """
-    from jobs.scores.compare import common_specs, deltas, flips, read_pairs
+    from jobs.scores.compare import check_data_set, common_specs, deltas, flips, read_pairs
     from jobs.scores.samples import read_groups
     from jobs.scores.spec import parse_spec
 
     store, runs = open_results(results), (first, second)
     for run in runs:
         store.path(run)  # raises if there is no such run
+    limit = rows if rows is not None or as_json else SHOWN_ROWS
     with interrupts_raise():
         specs = [parse_spec(text) for text in dict.fromkeys(metrics)]
         groups = read_groups(store, first, by) if by else None
         pairs = [read_pairs(store, runs, one) for one in specs or common_specs(store, runs)]
-        flipped = [flip for one in pairs for flip in flips(store, runs, one)]
+        flipped: list[Flip] = []
+        for one in pairs:
+            check_data_set(store, runs, one)
+            left = None if limit is None else limit - len(flipped)
+            flipped += flips(store, runs, one, left)
         found = [delta for one in pairs for delta in deltas(one, groups, seed)]
-    limit = rows if rows is not None or as_json else SHOWN_ROWS
     if as_json:
         for delta in found:
             print_json(_delta_facts(runs, delta))
-        for flip in flipped[:limit]:
+        for flip in flipped:
             print_json(_flip_facts(runs, flip))
         return
     _print_deltas(runs, found, by)
-    _print_flips(flipped, limit or 0)
+    _print_flips(flipped)
     if not quiet:
-        _print_rest(runs, pairs, len(flipped) - len(flipped[:limit]))
+        _print_rest(runs, pairs, sum(len(one.flipped) for one in pairs) - len(flipped))
 
 
 def _delta_facts(runs: tuple[str, str], one: Delta) -> dict[str, Any]:
@@ -140,8 +144,8 @@ def _print_deltas(runs: tuple[str, str], found: Sequence[Delta], by: Sequence[st
     )
 
 
-def _print_flips(flipped: Sequence[Flip], limit: int) -> None:
-    if not flipped[:limit]:
+def _print_flips(flipped: Sequence[Flip]) -> None:
+    if not flipped:
         return
     echo()
     print_table(
@@ -154,7 +158,7 @@ def _print_flips(flipped: Sequence[Flip], limit: int) -> None:
                 f"{one.values[1]:.4g}",
                 f"{one.target or ''}: {one.texts[0] or ''} | {one.texts[1] or ''}",
             ]
-            for one in flipped[:limit]
+            for one in flipped
         ],
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,11 @@ class Pairs:
     table: Any
     alone: tuple[int, int]
 
+    @property
+    def flipped(self) -> Any:
+        """The rows of the table whose values differ."""
+        return self.table.filter(pc.not_equal(self.table["value"], self.table["value_b"]))
+
 
 def mcnemar(rose: int, fell: int) -> float:
     """The two-sided p-value of the exact test: the probability that of rose + fell fair coins at
@@ -139,21 +144,41 @@ def deltas(pairs: Pairs, groups: Groups | None = None, seed: int = 0) -> Iterato
             yield _delta(pairs.spec, group, rows, seed)
 
 
-def flips(results: Results, runs: tuple[str, str], pairs: Pairs) -> list[Flip]:
-    """The rows whose values differ, in the order of the data set. Raises InvalidRequest if their
-    targets differ: then the runs are not of one data set."""
-    table = pairs.table.filter(pc.not_equal(pairs.table["value"], pairs.table["value_b"]))
-    first, second = (_samples(results, run, table["row_index"]) for run in runs)
+def check_data_set(results: Results, runs: tuple[str, str], pairs: Pairs) -> None:
+    """Raise InvalidRequest if the runs are not of one data set.
+
+    Files with equal content are one. Others are if each row has the same target in both, and some
+    have one. Of files that are not known, only rows whose values differ are compared.
+    """
+    first, second = (_content(results, run) for run in runs)
+    known = first is not None and second is not None
+    if known and first == second:
+        return
+    fact = f"{runs[0]} and {runs[1]} are not runs of one data set"
+    table, targets = pairs.table if known else pairs.flipped, False
+    before, after = (_samples(results, run, table["row_index"], ["target"]) for run in runs)
+    for row in table.select([*KEY]).to_pylist():
+        key = tuple(row.values())
+        one, other = (rows.get(key, {}).get("target") for rows in (before, after))
+        targets |= one is not None
+        if one != other:
+            raise invalid(
+                f"{fact}: the target of row {row['row_index']} is {one!r} and {other!r}", "run"
+            )
+    if known and not targets:
+        raise invalid(f"{fact}: their files differ, and no row has a target", "run")
+
+
+def flips(
+    results: Results, runs: tuple[str, str], pairs: Pairs, limit: int | None = None
+) -> list[Flip]:
+    """The first `limit` rows whose values differ, in the order of the data set."""
+    table = pairs.flipped.slice(0, limit)
+    first, second = (_samples(results, run, table["row_index"], SHOWN) for run in runs)
     found = []
     for row in table.select([*KEY, "value", "value_b"]).to_pylist():
         key = tuple(row[name] for name in KEY)
         one, other = first.get(key, {}), second.get(key, {})
-        if one.get("target") != other.get("target"):
-            raise invalid(
-                f"{runs[0]} and {runs[1]} are not runs of one data set: the target of row "
-                f"{row['row_index']} is {one.get('target')!r} and {other.get('target')!r}",
-                "run",
-            )
         found.append(
             Flip(
                 metric=pairs.spec.text,
@@ -167,6 +192,13 @@ def flips(results: Results, runs: tuple[str, str], pairs: Pairs) -> list[Flip]:
             )
         )
     return found
+
+
+def _content(results: Results, run: str) -> str | None:
+    """The digest of the data set of a run; None if `chatjobs run` has not made it."""
+    configuration = results.config(run).get("configuration") or {}
+    content: str | None = configuration.get("data set", {}).get("content")
+    return content
 
 
 def _delta(spec: Spec, group: dict[str, str | None], table: Any, seed: int) -> Delta:
@@ -194,10 +226,12 @@ def _delta(spec: Spec, group: dict[str, str | None], table: Any, seed: int) -> D
     )
 
 
-def _samples(results: Results, run: str, indices: Any) -> dict[tuple[int, ...], dict[str, Any]]:
-    """The texts and targets of rows of the data set, by key."""
+def _samples(
+    results: Results, run: str, indices: Any, columns: Sequence[str]
+) -> dict[tuple[int, ...], dict[str, Any]]:
+    """Columns of rows of the data set, by key."""
     rows = results.dataset(run)
-    table = rows.to_table([*KEY, *SHOWN], filter=pc.field("row_index").isin(pc.unique(indices)))
+    table = rows.to_table([*KEY, *columns], filter=pc.field("row_index").isin(pc.unique(indices)))
     return {tuple(row[name] for name in KEY): row for row in table.to_pylist()}
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from jobs import Results
 from jobs.errors import InvalidRequest
-from jobs.scores.compare import common_specs, deltas, flips, mcnemar, read_pairs
+from jobs.results.files import write_run_card
+from jobs.scores.compare import check_data_set, common_specs, deltas, flips, mcnemar, read_pairs
 from jobs.scores.process import Limits
 from jobs.scores.samples import read_groups
 from jobs.scores.scoring import score_run
@@ -70,6 +71,7 @@ def test_rows_are_compared_by_their_keys(tmp_path: Path) -> None:
         ({"task": "q"}, 0.0),
     ]
     found = flips(results, RUNS, pairs)
+    assert flips(results, RUNS, pairs, 1) == found[:1]
     assert [(one.row_index, one.values, one.texts) for one in found] == [
         (1, (0.0, 1.0), ("o", "x")),
         (2, (1.0, 0.0), ("y", "o")),
@@ -111,4 +113,27 @@ def test_what_can_not_be_compared_is_refused(tmp_path: Path) -> None:
     score_run(other, "d", parse_spec("exact"), Limits(), processes=1)
     pairs = read_pairs(results, ("a", "d"), parse_spec("exact"))
     with pytest.raises(InvalidRequest, match="the target of row 0 is 'x' and 'other'"):
-        flips(results, ("a", "d"), pairs)
+        check_data_set(results, ("a", "d"), pairs)
+
+
+def test_data_sets_are_compared_by_their_content_then_by_their_targets(tmp_path: Path) -> None:
+    """Without targets, values that agree would hide that the rows are others."""
+    for run, content in (("a", "1"), ("b", "2"), ("c", "1")):
+        for target in (None, "x"):
+            name = f"{run}-{target}"
+            results = make_run(tmp_path, answers(*[("x", target)] * 3), name)
+            configuration = {"data set": {"content": content}}
+            write_run_card(tmp_path / name, {"run_id": name, "configuration": configuration})
+            score_run(results, name, parse_spec("json"), Limits(), processes=1)
+
+    def check(*runs: str) -> None:
+        first, second = runs
+        pairs = read_pairs(results, (first, second), parse_spec("json"))
+        check_data_set(results, (first, second), pairs)
+
+    check("a-None", "c-None")
+    check("a-x", "b-x")  # another file, with the same rows as far as is known
+    with pytest.raises(InvalidRequest, match="their files differ, and no row has a target"):
+        check("a-None", "b-None")
+    with pytest.raises(InvalidRequest, match="the target of row 0 is 'x' and None"):
+        check("a-x", "b-None")
