@@ -105,7 +105,7 @@ def score(
 
     specs = _with_bases([parse_spec(text) for text in dict.fromkeys(metrics)])
     if fields and not any(spec.name == JUDGE for spec in specs):
-        raise click.UsageError("-o sets fields of the requests to a judge: --metric judge:MODEL")
+        raise click.UsageError("-o needs a metric judge:MODEL")
     store = open_results(results)
     store.path(run)  # raises if there is no such run
     limits = Limits(timeout, round(memory * GIB))

@@ -216,10 +216,6 @@ def _facts(runs: Sequence[Measures], price_per_hour: float | None) -> list[Fact]
     return [one for one in found if any(cell != ABSENT for cell in one.cells)]
 
 
-def _failed(one: Measures) -> str:
-    return f"{count_text(one.failed)} ({share_text(one.failed, one.rows)})"
-
-
 def _rate(count: float, seconds: float | None) -> float | None:
     return count / seconds if seconds else None
 

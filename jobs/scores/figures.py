@@ -92,9 +92,7 @@ def statistics_of(scored: Any, spec: Spec) -> list[Any]:
     return [pc.list_element(lists, number) for number in range(width)]
 
 
-def bootstrap(
-    columns: Columns, combine: Combine, seed: int, confidence: float = CONFIDENCE
-) -> Interval | None:
+def bootstrap(columns: Columns, combine: Combine, seed: int) -> Interval | None:
     """The percentile interval of a figure; None if there is one question. The same seed gives the
     same interval."""
     count = len(columns[0])
@@ -111,7 +109,7 @@ def bootstrap(
         sums = [_sums(one.take(indices), rounds, count) for one in columns]
         values += [combine(one) for one in zip(*sums, strict=True)]
     values.sort()
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     return Interval(_quantile(values, tail), _quantile(values, 1 - tail))
 
 

@@ -27,7 +27,7 @@ class Perplexity:
     def score(self, row: Row) -> Outcome:
         total, count = row.get("logprob_sum"), row.get(UNITS[self._unit])
         if total is None:
-            raise ValueError("the row has no log-probabilities: submit it with logprobs: true")
+            raise ValueError("the row has no log-probabilities: run it with -o logprobs=true")
         if not count:
             raise ValueError(f"the row has no number of {self._unit}")
         return Outcome(perplexity((total, count)), statistics=(total, float(count)))

@@ -93,7 +93,7 @@ def _found(rows: Any) -> str:
     first = rows.head(1, columns=["metadata"], filter=pc.field("metadata").is_valid())
     content = json.loads(first["metadata"][0].as_py()) if len(first) else None
     if not isinstance(content, dict):
-        return "chatjobs submit --keep COLUMN keeps columns of a data set there"
+        return "chatjobs run --keep COLUMN keeps columns of a data set there"
     return f"its fields are {', '.join(content)}"
 
 

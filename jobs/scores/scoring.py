@@ -110,15 +110,15 @@ def check_samples(results: Results, run: str, spec: Spec) -> None:
     if spec.kind.target and not rows.count_rows(filter=pc.field("target").is_valid()):
         raise invalid(
             f"no row of run {run} has a target, which {spec.text} compares with: give the data set "
-            "a column target (or --map COLUMN=target) when it is submitted",
+            "a column target, or run it with --map COLUMN=target",
             "metric",
         )
     if spec.kind.figure == "perplexity" and not rows.count_rows(
         filter=pc.field("logprob_sum").is_valid()
     ):
         raise invalid(
-            f"no row of run {run} has log-probabilities, which {spec.text} is made of: submit the "
-            "data set with -o logprobs=true",
+            f"no row of run {run} has log-probabilities, which {spec.text} is made of: run the "
+            "data set with -o logprobs=true, or with --mode perplexity",
             "metric",
         )
 
