@@ -62,6 +62,7 @@ def diff(
     McNemar's exact p-value; then the rows whose value differs. chatjobs score makes the scores.
     """
     from jobs.scores.compare import check_data_set, common_specs, deltas, flips, read_pairs
+    from jobs.scores.freshness import is_stale, samples_digest, stale_sentence
     from jobs.scores.samples import read_groups
     from jobs.scores.spec import parse_spec
 
@@ -79,6 +80,12 @@ def diff(
             left = None if limit is None else limit - len(flipped)
             flipped += flips(store, runs, one, left)
         found = [delta for one in pairs for delta in deltas(one, groups, seed)]
+        digests = [samples_digest(store, run) for run in runs]
+    if not quiet:
+        for one in pairs:
+            for run, digest in zip(runs, digests, strict=True):
+                if is_stale(store, run, one.spec.text, digest):
+                    echo(stale_sentence(run, one.spec.text), err=True)
     if as_json:
         for delta in found:
             print_json(_delta_facts(runs, delta))

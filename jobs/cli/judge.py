@@ -37,11 +37,13 @@ def score_by_judge(
     from jobs.cli.row_templates import RowTemplate
     from jobs.runs.data_set_run import DataSetRun
     from jobs.runs.judge_run import Questions, judged_rows
+    from jobs.scores.freshness import samples_digest
     from jobs.scores.judge import Judge
     from jobs.scores.scoring import check_samples, write_rows
 
     refuse_embedded(redis_url)
     check_samples(store, run, spec)
+    samples = samples_digest(store, run)
     judge = Judge.of(spec.argument or "", fields)
     questions = Questions(store, run, judge, RowTemplate(judge.template, {}).render)
     questions.check()
@@ -59,4 +61,4 @@ def score_by_judge(
         found = watched.execute(questions.outdated)
     if not found.holds:
         raise Failure(f"the rows of run {questions.name} are not those of run {run}: {found}")
-    return write_rows(store, run, spec, judged_rows(store, questions.name, run))
+    return write_rows(store, run, spec, judged_rows(store, questions.name, run), samples)

@@ -124,7 +124,7 @@ def score(
     else:
         _print_table(summaries, by)
     if not quiet:
-        _print_stale(run, summaries, store.dataset(run).count_rows())
+        _print_stale(run, summaries)
     _report(specs, tallies, quiet)
 
 
@@ -193,18 +193,12 @@ def _print_table(summaries: Sequence[Summary], by: Sequence[str]) -> None:
     print_table(columns, rows)
 
 
-def _print_stale(run: str, summaries: Sequence[Summary], rows: int) -> None:
-    """Name the metrics that were scored when the run had fewer rows, or more."""
-    from jobs.scores.spec import parse_spec
+def _print_stale(run: str, summaries: Sequence[Summary]) -> None:
+    from jobs.scores.freshness import stale_sentence
 
     for one in summaries:
-        per_row = parse_spec(one.metric).samples is None
-        if per_row and not one.group and one.figure.rows != rows:
-            echo(
-                f"{one.metric} was scored when run {run} had {counted(one.figure.rows, 'row')}, "
-                f"and it has {rows} now: chatjobs score {run} --metric '{one.metric}'",
-                err=True,
-            )
+        if one.is_stale and not one.group:
+            echo(stale_sentence(run, one.metric), err=True)
 
 
 def _report(specs: Sequence[Spec], tallies: Sequence[Tally], quiet: bool) -> None:

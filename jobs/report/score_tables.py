@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from jobs.results.files import Results
 from jobs.scores.figures import Figure
+from jobs.scores.freshness import stale_sentence
 from jobs.scores.samples import read_groups
 from jobs.scores.summary import Summary, summarise
 
@@ -38,13 +39,14 @@ class ScoreGroup:
 @dataclass(frozen=True, slots=True)
 class ScoreTable:
     """A metric: its groups, the first of which has all rows. `low`, `high`: the ends of the axis.
-    `hidden`: groups that are left out."""
+    `hidden`: groups that are left out. `stale`: sentences about runs that have changed since."""
 
     metric: str
     low: float
     high: float
     groups: tuple[ScoreGroup, ...]
     hidden: int
+    stale: tuple[str, ...]
 
 
 def score_tables(
@@ -53,11 +55,14 @@ def score_tables(
     """A table for each metric that a run is scored by. Raises InvalidRequest for a column of `by`
     that a run does not have."""
     found: dict[str, dict[Group, dict[int, Figure]]] = {}
+    stale: dict[str, list[str]] = {}
     for place, run in enumerate(runs):
         for one in _summaries(results, run, by, seed):
             metric = found.setdefault(one.metric, {})
             metric.setdefault(tuple(one.group.items()), {})[place] = one.figure
-    return [_table(metric, groups) for metric, groups in found.items()]
+            if one.is_stale and not one.group:
+                stale.setdefault(one.metric, []).append(stale_sentence(run, one.metric))
+    return [_table(metric, groups, stale.get(metric, ())) for metric, groups in found.items()]
 
 
 def _summaries(results: Results, run: str, by: Sequence[str], seed: int) -> Iterator[Summary]:
@@ -66,7 +71,7 @@ def _summaries(results: Results, run: str, by: Sequence[str], seed: int) -> Iter
         yield from summarise(results, run, (), groups, seed)
 
 
-def _table(metric: str, groups: dict[Group, dict[int, Figure]]) -> ScoreTable:
+def _table(metric: str, groups: dict[Group, dict[int, Figure]], stale: Sequence[str]) -> ScoreTable:
     ordered = sorted(groups, key=lambda one: [(text is not None, text or "") for _, text in one])
     shown = ordered[: MAX_GROUPS + 1]
     low, high = _axis([figure for group in shown for figure in groups[group].values()])
@@ -83,6 +88,7 @@ def _table(metric: str, groups: dict[Group, dict[int, Figure]]) -> ScoreTable:
             for group in shown
         ),
         len(ordered) - len(shown),
+        tuple(stale),
     )
 
 

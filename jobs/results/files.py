@@ -29,7 +29,13 @@ from jobs.errors import invalid
 from jobs.keys import RUN_ID
 from jobs.results.rows import Row
 from jobs.results.schema import SCHEMA, leaves
-from jobs.results.scores import SCORES, SCORES_SCHEMA, read_score_files, score_file
+from jobs.results.scores import (
+    SAMPLES_DIGEST,
+    SCORES,
+    SCORES_SCHEMA,
+    read_score_files,
+    score_file,
+)
 from jobs.results.superseded import without_superseded
 from jobs.results.unfinished import unfinished
 
@@ -129,15 +135,23 @@ def _write(path_tmp: Path, path_final: Path, tables: Iterable[pa.Table], schema:
         os.fsync(file.fileno())
 
 
-def write_scores(results: Results, run: str, metric: str, tables: Iterable[pa.Table]) -> Path:
+def write_scores(
+    results: Results,
+    run: str,
+    metric: str,
+    tables: Iterable[pa.Table],
+    samples: str | None = None,
+) -> Path:
     """Write the tables, which are SCORES_SCHEMA's, as the scores of a run by a metric, in place of
-    those that are there. Returns their file. If it raises, nothing has changed; an OSError names
-    the file."""
+    those that are there. `samples`: digest of what was scored. Returns their file. If it raises,
+    nothing has changed; an OSError names the file."""
     folder = results.path(run)
     file = score_file(folder, metric)
+    digest = {} if samples is None else {SAMPLES_DIGEST: samples}
+    schema = SCORES_SCHEMA.with_metadata({**SCORES_SCHEMA.metadata, **digest})
     try:
         with unfinished(folder / TEMPORARY, SCORES) as temporary:
-            write_tables(temporary, file, tables, SCORES_SCHEMA)
+            write_tables(temporary, file, tables, schema)
     except OSError as error:
         if error.errno is None or error.filename is not None:
             raise

@@ -22,6 +22,7 @@ from jobs.results.schema import TEXT, TIME
 
 SCORES = "scores"
 SCORES_VERSION = 1  # incremented when a column that has been written changes or is removed
+SAMPLES_DIGEST = "chatjobs.samples"  # in the metadata of a file, see jobs.scores.freshness
 KEY = ("row_index", "repeat_index", "choice_index")
 FIGURES = (*KEY, "metric", "status", "value", "statistics")  # the columns that figures are made of
 

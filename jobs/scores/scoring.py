@@ -18,6 +18,7 @@ import pyarrow as pa
 from jobs.errors import invalid
 from jobs.results.files import Results, write_scores
 from jobs.results.scores import KEY, SCORES_SCHEMA, SCORES_VERSION
+from jobs.scores.freshness import samples_digest
 from jobs.scores.outcome import Row
 from jobs.scores.pass_at_k import pass_at_k
 from jobs.scores.pool import ScoringPool
@@ -64,12 +65,13 @@ def score_run(
     are done. Raises InvalidRequest, before a row is scored, for a metric that can't be made and for
     a run that has nothing to score.
     """
+    samples = samples_digest(results, run)
     if spec.samples is not None:
         rows = pass_at_k(results, run, spec)
     else:
         check_samples(results, run, spec)
         rows = _scored_rows(results, run, spec, limits, processes or default_processes())
-    return write_rows(results, run, spec, rows, progress=progress)
+    return write_rows(results, run, spec, rows, samples, progress=progress)
 
 
 def write_rows(
@@ -77,11 +79,12 @@ def write_rows(
     run: str,
     spec: Spec,
     rows: Iterator[dict[str, Any]],
+    samples: str,
     *,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Tally:
     """Replace the metric's file in `scores/` by rows of SCORES_SCHEMA, whose columns of the
-    metric's name, versions and time are added."""
+    metric's name, versions and time are added. `samples`: digest of what was scored."""
     tally = Tally()
     started = {
         "schema_version": SCORES_VERSION,
@@ -89,7 +92,7 @@ def write_rows(
         "scorer_version": version(spec.kind.package or "chatjobs"),
         "created_at": datetime.now(UTC),
     }
-    write_scores(results, run, spec.text, _tables(rows, started, tally, progress))
+    write_scores(results, run, spec.text, _tables(rows, started, tally, progress), samples)
     return tally
 
 

@@ -11,6 +11,7 @@ from jobs.errors import invalid
 from jobs.results.files import Results
 from jobs.results.scores import FIGURES
 from jobs.scores.figures import Figure, figure_of
+from jobs.scores.freshness import is_stale, samples_digest
 from jobs.scores.samples import Groups, grouped
 from jobs.scores.spec import Spec, parse_spec
 
@@ -18,11 +19,12 @@ from jobs.scores.spec import Spec, parse_spec
 @dataclass(frozen=True, slots=True)
 class Summary:
     """A metric over the rows of a group. `group`: the values of the columns that make it, empty for
-    all rows."""
+    all rows. `is_stale`: the run has other rows than when it was scored."""
 
     metric: str
     group: dict[str, str | None]
     figure: Figure
+    is_stale: bool
 
 
 def summarise(
@@ -39,9 +41,11 @@ def summarise(
         raise invalid(
             f"run {run} has no scores: chatjobs score {run} --metric exact writes some", "run"
         )
+    digest = samples_digest(results, run)
     for spec in specs or map(parse_spec, pc.unique(scores["metric"]).to_pylist()):
         own = scores.filter(pc.field("metric") == spec.text)
-        yield Summary(spec.text, {}, figure_of(own, spec, seed))
+        stale = is_stale(results, run, spec.text, digest)
+        yield Summary(spec.text, {}, figure_of(own, spec, seed), stale)
         if groups is not None:
             for group, rows in grouped(own, groups):
-                yield Summary(spec.text, group, figure_of(rows, spec, seed))
+                yield Summary(spec.text, group, figure_of(rows, spec, seed), stale)

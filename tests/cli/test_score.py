@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from jobs import Results
+from jobs.report.score_tables import score_tables
+from jobs.results.compact import compact
 from tests.cli.conftest import Run, Show
 from tests.cli.test_json import documented
 from tests.jobs.scores.runs import answers, make_run
@@ -78,7 +82,32 @@ def test_scores_of_fewer_rows_are_named(run: Run, folder: str) -> None:
     assert run("score", "r1", "-m", "exact", "--results", folder).stderr.count("scored") == 1
     make_run(Path(folder), answers(*[("a", "a")] * 7))
     printed = run("score", "r1", "--results", folder)
-    assert "exact was scored when run r1 had 5 rows, and it has 7 now" in printed.stderr
+    sentence = (
+        "run r1 has other rows than when exact was scored: chatjobs score r1 --metric 'exact'"
+    )
+    assert sentence in printed.stderr
+    compared = run("diff", "r1", "r1", "--results", folder)
+    assert compared.stderr.count(sentence) == 2
+    (table,) = score_tables(Results(folder), ["r1"], (), 0)
+    assert table.stale == (sentence,)
+
+
+def test_scores_are_of_the_rows_and_not_of_their_files(run: Run, folder: str) -> None:
+    """A failed row that is run again leaves the number of rows; one file of all leaves the rows."""
+    ended = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [{**row, "finished_at": ended} for row in answers(*[("a", "a")] * 4, (None, "a"))]
+    results = make_run(Path(folder), rows)
+    run("score", "r1", "-m", "exact", "--results", folder)
+    for change in ({"status": "ok", "text": "a"}, {"finished_at": ended + timedelta(seconds=1)}):
+        make_run(Path(folder), [*rows[:4], {**rows[4], **change}])
+        assert "other rows than when" in run("score", "r1", "--results", folder).stderr
+        run("score", "r1", "-m", "exact", "--results", folder)
+    (file,) = results.files("r1")
+    table = pq.read_table(file)
+    pq.write_table(table.slice(3), file.with_name("part-b.parquet"))
+    pq.write_table(table.slice(0, 3), file)
+    assert compact(results, "r1") == 2
+    assert run("score", "r1", "--results", folder).stderr == ""
 
 
 def test_pass_at_k_scores_its_metric_first(run: Run, folder: str) -> None:
