@@ -34,8 +34,8 @@ BATCH_ROWS = 256
 
 
 class Questions:
-    """The samples of a run as requests to a judge: a `RowSource`, whose rows are numbered by the
-    order of the samples' keys. It reads the files that the run has when it is made."""
+    """The samples of a run as requests to a judge: a `RowSource`. A sample keeps the number that it
+    has in the files of the judge's run. It reads the files that both runs have when it is made."""
 
     samples = 1
 
@@ -43,7 +43,7 @@ class Questions:
         self._judge, self._render = judge, render
         self._results, self.name = results, judge.run_of(run)
         self._rows = results.dataset(run)
-        self._numbers = _Numbers(self._rows)
+        self._numbers = _Numbers(self._rows, self._known())
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -76,6 +76,18 @@ class Questions:
                 if number is not None and (failed or not self._numbers.has(number, sample)):
                     found.add(number)
         return found
+
+    def _known(self) -> dict[int, int]:
+        """The numbers of the judge's run, by the digests of their samples."""
+        if self.name not in self._results.runs():
+            return {}
+        return {
+            _digest(json.loads(row["metadata"] or "{}")): row["row_index"]
+            for batch in self._results.dataset(self.name).to_batches(
+                columns=["row_index", "metadata"], batch_size=BATCH_ROWS
+            )
+            for row in batch.to_pylist()
+        }
 
     def _samples(self) -> Iterator[dict[str, Any]]:
         columns = list(dict.fromkeys((*COLUMNS, *SAMPLE, "status")))
@@ -146,27 +158,45 @@ def _is_answered(row: Mapping[str, Any]) -> bool:
 
 
 class _Numbers:
-    """The numbers of samples, by the order of their keys: 24 bytes for each."""
+    """The numbers of samples: the one that a sample has in the judge's run, and else the next that
+    is free, by the order of keys. So those of a run that goes on get numbers behind its first ones.
 
-    def __init__(self, rows: Any) -> None:
-        """`rows`: the pyarrow.dataset of a run."""
+    32 bytes for each sample stay; while it is made, also the table of their keys and jobs, and a
+    dict of those that the judge's run has.
+    """
+
+    def __init__(self, rows: Any, known: Mapping[int, int]) -> None:
+        """`rows`: the pyarrow.dataset of a run. `known`: numbers of the judge's run, by digest."""
         table = rows.to_table(columns=list(SAMPLE))
         table = table.sort_by([(name, "ascending") for name in KEY])
-        self._rows, self._places = array("q"), array("q")
-        self._digests = array("Q")
+        self._rows, self._places = array("q"), array("q")  # by the order of keys
+        digests = array("Q")
         for batch in table.to_batches(max_chunksize=BATCH_ROWS):
             for row in batch.to_pylist():
                 self._rows.append(row["row_index"])
                 self._places.append(_place(row))
-                self._digests.append(_digest(row))
+                digests.append(_digest(row))
+        count = len(digests)
+        self._numbers = array("q", [-1]) * count  # by the order of keys
+        self._digests = array("Q", [0]) * count  # by number
+        is_taken = bytearray(count)
+        for at, digest in enumerate(digests):
+            number = known.get(digest, count)
+            if number < count and not is_taken[number]:
+                self._numbers[at], is_taken[number] = number, 1
+        free = (number for number in range(count) if not is_taken[number])
+        for at, digest in enumerate(digests):
+            if self._numbers[at] < 0:
+                self._numbers[at] = next(free)
+            self._digests[self._numbers[at]] = digest
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def find(self, row: Mapping[str, Any]) -> int:
         """The number of a sample."""
-        number = bisect_left(self._rows, row["row_index"])
-        return self._places.index(_place(row), number)
+        first = bisect_left(self._rows, row["row_index"])
+        return self._numbers[self._places.index(_place(row), first)]
 
     def has(self, number: int, sample: Mapping[str, Any]) -> bool:
         """True if the sample of this number is the one of a judge's row."""

@@ -4,10 +4,12 @@ estimated without bias from n samples of which c are right."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from jobs.errors import invalid
 from jobs.results.files import Results
+from jobs.scores.samples import BATCH_ROWS
 from jobs.scores.spec import Spec, parse_spec
 
 
@@ -27,27 +29,26 @@ def pass_at_k(results: Results, run: str, spec: Spec) -> Iterator[dict[str, Any]
     k, base = spec.samples, parse_spec(spec.argument or "")
     assert k is not None
     columns = ("row_index", "status", "value", "model")
-    scores = results.scores(run, [base.text], columns)
-    right: dict[int, list[float]] = {}
-    models: dict[int, str] = {}
-    rows = zip(*(scores[name].to_pylist() for name in columns), strict=True)
-    for index, status, value, model in rows:
-        values = right.setdefault(index, [])
-        models[index] = model
-        if status != "ok":
-            continue
-        if value not in (0.0, 1.0):
-            raise invalid(
-                f"{spec.text} needs a metric that says right or wrong, and {base.text} has the "
-                f"value {value:g}",
-                "metric",
-            )
-        values.append(value)
-    for index in sorted(right):
-        values = right[index]
+    scores = results.scores(run, [base.text], columns).sort_by("row_index")
+    samples = (
+        row for batch in scores.to_batches(max_chunksize=BATCH_ROWS) for row in batch.to_pylist()
+    )
+    for index, group in groupby(samples, key=lambda one: one["row_index"]):
+        values = []
+        for sample in group:
+            model, value = sample["model"], sample["value"]
+            if sample["status"] != "ok":
+                continue
+            if value not in (0.0, 1.0):
+                raise invalid(
+                    f"{spec.text} needs a metric that says right or wrong, and {base.text} has the "
+                    f"value {value:g}",
+                    "metric",
+                )
+            values.append(value)
         row = {
             "run_id": run,
-            "model": models[index],
+            "model": model,
             "row_index": index,
             "repeat_index": 0,
             "choice_index": 0,
