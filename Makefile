@@ -51,9 +51,9 @@ lint: $(VENV)/.ready-to-test
 types: $(VENV)/.ready-to-test
 	$(BIN)/mypy --num-workers 2
 
-# Many tests wait for processes: four at a time keep two cores busy.
+# Many tests wait for processes: six at a time keep two cores busy.
 tests: $(VENV)/.ready-to-test
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 6 --dist loadfile --no-loadscope-reorder
 
 # Kernels are not compiled, so tests of layers and engines are not among these.
 quick: $(VENV)/.ready-to-test
