@@ -52,8 +52,13 @@ types: $(VENV)/.ready-to-test
 	$(BIN)/mypy --num-workers 2
 
 # Many tests wait for processes: six at a time keep two cores busy.
-tests: $(VENV)/.ready-to-test
+tests: $(VENV)/.collected
 	$(BIN)/pytest -n 6 --dist loadfile --no-loadscope-reorder
+
+# Writes the bytecode of all tests once; else each of the six processes compiles them.
+$(VENV)/.collected: $(VENV)/.ready-to-test
+	@$(BIN)/pytest --collect-only --quiet >/dev/null
+	@touch $@
 
 # Kernels are not compiled, so tests of layers and engines are not among these.
 quick: $(VENV)/.ready-to-test
