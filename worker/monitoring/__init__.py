@@ -1,1 +1,1 @@
-"""What an operator's tools ask a worker over HTTP: probes and metrics."""
+"""Probes and metrics of a worker over HTTP, for the tools of an operator."""

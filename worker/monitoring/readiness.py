@@ -1,4 +1,4 @@
-"""Whether a worker claims jobs, as /readyz says it, and if not, why."""
+"""The readiness of a worker, which /readyz shows: it claims jobs, or the reason why it does not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCKED_SECONDS = 5.0  # a round of the loop that takes longer waits for Redis, 
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """What has been loaded and evicted since the start. `blocked_seconds`: how long the load in
+    """Counts of loads, evictions and swaps since the start. `blocked_seconds`: how long the load in
     progress has taken, or has waited for room; 0 without one. `overdue`: a sentence about a load
     that takes longer than it may; "" if there is none."""
 

@@ -1,4 +1,4 @@
-"""What other workers do with the models of this one, and the lease of a model that comes in."""
+"""The models that other workers have or can load, and the lease of a model that comes in."""
 
 from __future__ import annotations
 
