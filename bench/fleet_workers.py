@@ -18,7 +18,6 @@ from jobs.stream.delta import Delta
 from worker import service
 from worker.backend import (
     Backend,
-    Footprint,
     Handle,
     Health,
     MemoryUse,
@@ -114,19 +113,10 @@ class NullBackend(Backend):
     def memory(self) -> MemoryUse:
         return MemoryUse("cpu", weights=1, cache=0, cache_limit=0, free=1)
 
-    def footprint(self, spec: ModelSpec) -> Footprint:
-        raise NotImplementedError  # it has no budget
-
     def load(self, spec: ModelSpec) -> ModelInfo:
         info: dict[str, Any] = dict.fromkeys(ModelInfo.__dataclass_fields__, "none")
         info |= {"parameters": 1, "weight_bytes": 1, "context_length": 4096}
         return ModelInfo(**info | {"name": spec.reference, "reference": spec.reference})
-
-    def fetch(self, spec: ModelSpec) -> None:
-        raise NotImplementedError
-
-    def unload(self, model: str) -> None:
-        raise NotImplementedError
 
     def room(self, model: str, *, bulk: bool = False) -> int:
         return max(0, self._batch - len(self._running))

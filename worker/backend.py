@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jobs.api.answer import Usage
 from jobs.api.sampling import Sampling
@@ -154,17 +154,8 @@ class Backend(Protocol):
 
     def memory(self) -> MemoryUse: ...
 
-    def footprint(self, spec: ModelSpec) -> Footprint:
-        """Find a model and measure it by the headers of its files. Raises JobError."""
-
-    def fetch(self, spec: ModelSpec) -> None:
-        """Download a model, so that `load` only reads files. Raises JobError."""
-
     def load(self, spec: ModelSpec) -> ModelInfo:
         """Load a model, and download it if needed. Raises JobError."""
-
-    def unload(self, model: str) -> None:
-        """Free the memory of a model that has no requests. `model`: its own name."""
 
     def room(self, model: str, *, bulk: bool) -> int:
         """Number of bulk or interactive sequences that can be submitted now; a request has as many
@@ -176,3 +167,17 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Stop the engine thread and free the device's memory."""
+
+
+@runtime_checkable
+class SwappingBackend(Backend, Protocol):
+    """A backend whose models come and go within a budget. A worker with a budget needs one."""
+
+    def footprint(self, spec: ModelSpec) -> Footprint:
+        """Find a model and measure it by the headers of its files. Raises JobError."""
+
+    def fetch(self, spec: ModelSpec) -> None:
+        """Download a model, so that `load` only reads files. Raises JobError."""
+
+    def unload(self, model: str) -> None:
+        """Free the memory of a model that has no requests. `model`: its own name."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import redis
 
@@ -29,7 +30,7 @@ from jobs.store.stream import StreamWriter
 from jobs.store.waiting import read_waiting
 from jobs.store.wake_lists import WakeLists
 from jobs.store.workers import Workers, worker_key
-from worker.backend import Backend, ModelInfo
+from worker.backend import Backend, ModelInfo, SwappingBackend
 from worker.model_spec import ModelSpec
 from worker.monitoring.monitor import Monitor
 from worker.monitoring.readiness import LoadFigures, Readiness
@@ -105,7 +106,7 @@ def serve(
         at_start = max(patience, LEASE_SECONDS / RENEWALS_PER_LEASE)
         lease = Workers(redis_url, name, (), at_start)
         managed = _managed(backend, specs, residences or {})
-        first = specs if managed is None else first_models(managed, _budget_of(backend))
+        first = specs if managed is None else first_models(managed.models, managed.budget)
         references = [spec.reference for spec in first]
         with Loading(client, lease, references, backend.memory(), lease_seconds):
             models = _load(backend, first)
@@ -118,7 +119,7 @@ def serve(
             plan_seconds=PLAN_LEASES * lease_seconds,
         )
         served = Served()
-        for one in managed or ():
+        for one in managed.models if managed else ():
             served.register(one.name, (one.spec.reference, *one.spec.aliases))
         for (model, _), spec in zip(models, first, strict=True):
             served.add(model, spec.aliases)
@@ -150,10 +151,10 @@ def serve(
         )
         if managed is not None:
             residency = Residency(
-                backend,
+                managed.backend,
                 served,
-                managed,
-                _budget_of(backend),
+                managed.models,
+                managed.budget,
                 partial(read_waiting, client),
                 attempts,
                 OtherWorkers(client, workers, lease_seconds),
@@ -251,20 +252,24 @@ def _load(backend: Backend, specs: Sequence[ModelSpec]) -> list[tuple[ModelInfo,
     return loaded
 
 
-def _budget_of(backend: Backend) -> int:
-    return backend.memory().budget or 0
+class Managed(NamedTuple):
+    """The models of a worker with a budget, and their shares of it."""
+
+    backend: SwappingBackend
+    budget: int
+    models: list[Model]
 
 
 def _managed(
     backend: Backend, specs: Sequence[ModelSpec], residences: Mapping[str, Residence]
-) -> list[Model] | None:
+) -> Managed | None:
     """The models with their shares of the budget; None without a budget. Raises JobError."""
     references = [spec.reference for spec in specs]
     twice = next((one for one in references if references.count(one) > 1), None)
     if twice is not None:
         raise invalid(f"model '{twice}' is given twice: name each model once", "model")
     budget = backend.memory().budget
-    if budget is None:
+    if budget is None or not isinstance(backend, SwappingBackend):
         if any(one != Residence() for one in residences.values()):
             raise invalid(
                 "pin, preload and keep_alive need memory: the budget within which models come and "
@@ -284,9 +289,10 @@ def _managed(
     )
     for name, share in shares.items():
         logger.info("%s takes %s of the budget of %s", name, share, size(budget))
-    return [
+    models = [
         Model(found.name, spec, shares[found.name], wishes[found.name]) for found, spec in named
     ]
+    return Managed(backend, budget, models)
 
 
 def _check_names(named: Sequence[tuple[str, ModelSpec]]) -> None:

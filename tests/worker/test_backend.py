@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from bench.fleet_workers import NullBackend
 from jobs.operations import rows_of
 from tests.worker.fake_backend import FakeBackend
-from worker.backend import ModelInfo
+from worker.backend import Backend, ModelInfo, SwappingBackend
 from worker.model_spec import ModelSpec
 
 
@@ -21,3 +22,9 @@ def test_each_text_field_of_a_model_that_rows_record_is_found_by_its_name() -> N
     assert found == set(names) - {
         "name", "reference", "family", "parameters", "weight_bytes", "device", "context_length",
     }  # fmt: skip
+
+
+def test_a_backend_without_a_budget_need_not_swap_models() -> None:
+    backend: Backend = NullBackend(1)
+    assert not isinstance(backend, SwappingBackend)
+    assert backend.memory().budget is None

@@ -73,9 +73,10 @@ class Counters(NamedTuple):
 
 
 class EngineHost:
-    """Implements `worker.backend.Backend`. `memory`: that all models together may take; None: what
-    is free when each is loaded. `interactive_slots`, `preempt`: see `Slots`, of each model.
-    `state_dir`: folder for the state of sessions, at most `state_bytes`. `draw`: see `ModelRunner`.
+    """Implements `worker.backend.SwappingBackend`. `memory`: that all models together may take;
+    None: what is free when each is loaded. `interactive_slots`, `preempt`: see `Slots`, of each
+    model. `state_dir`: folder for the state of sessions, at most `state_bytes`. `draw`: see
+    `ModelRunner`.
 
     The engine thread alone loads and steps; the preparer's thread renders and tokenizes.
     Other threads submit requests, send commands and read counters.

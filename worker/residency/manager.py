@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from jobs.errors import JobError, failure_of, invalid
 from jobs.sizes import counted
 from jobs.store.waiting import Waiting
-from worker.backend import Backend, ModelInfo
+from worker.backend import ModelInfo, SwappingBackend
 from worker.model_spec import ModelSpec
 from worker.monitoring.readiness import LoadFigures
 from worker.queue.served import Served
@@ -134,7 +134,7 @@ class Residency:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: SwappingBackend,
         served: Served,
         models: Sequence[Model],
         budget: int,
