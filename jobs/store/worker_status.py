@@ -180,6 +180,8 @@ def _is_worker(value: Any) -> bool:
                 all(isinstance(one, int) for one in counts)
                 and all(map(_are_texts, lists))
                 and _is_loading(value.get("loading", {}))
+                and _are_states(value.get("states", {}))
+                and _is_about(value.get("about", {}))
             )
     return False
 
@@ -199,6 +201,23 @@ def _is_recorder(value: Any) -> bool:
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _are_states(value: Any) -> bool:
+    return isinstance(value, dict) and _are_texts(list(value.values()))
+
+
+def _is_about(value: Any) -> bool:
+    """True if a value holds what a worker says about each of its models."""
+    return isinstance(value, dict) and all(map(_is_about_model, value.values()))
+
+
+def _is_about_model(value: Any) -> bool:
+    match value:
+        case {"names": [*names], "weight_bytes": int()}:
+            pinned, share = value.get("pinned", False), value.get("share_bytes")
+            return _are_texts(names) and isinstance(pinned, bool) and isinstance(share, int | None)
+    return False
 
 
 def _is_loading(value: Any) -> bool:

@@ -20,7 +20,7 @@ from tests.cli.conftest import COMMAND
 # Of every command that operators and users have, those that ask Redis.
 COMMANDS = [
     *("status", "status --host h", "limits", "limits jobs=5", "cancel j", "follow j"),
-    *("jobs list", "jobs show j", "jobs requeue j", "jobs cancel j", "jobs purge j"),
+    *("models list", "jobs list", "jobs show j", "jobs requeue j", "jobs cancel j", "jobs purge j"),
     *("submit {file} -m demo", "chat -m demo hello", "work -m demo"),
 ]
 SOME = ["status", "jobs list", "submit {file} -m demo"]

@@ -1,6 +1,7 @@
-"""`chatjobs models load|unload|pin|unpin`: command a running worker, and wait for its answer.
+"""`chatjobs models list`: the models of the running workers; `load|unload|pin|unpin`: command one
+worker, and wait for its answer.
 
-They need an operator's rights in Redis, as `chatjobs workers` does, and no torch.
+The commands need an operator's rights in Redis, as `chatjobs workers` does; none needs torch.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.options import Seconds, client, json_option, quiet_option, redis_option
+from jobs.cli.options import Seconds, client, connection, json_option, quiet_option, redis_option
 from jobs.cli.output import echo, print_json
+from jobs.cli.table import number, print_table
 from jobs.errors import JobError
 
 if TYPE_CHECKING:
     from redis import Redis
+
+    from jobs.store.served_models import ServedModel
 
 
 def _commands_models(command: Callable[[], None]) -> Callable[..., Any]:
@@ -89,7 +93,41 @@ def unpin() -> None:
     """Let MODEL make room for others again."""
 
 
-MODEL_COMMANDS = (load, unload, pin, unpin)
+@click.command(name="list")
+@json_option
+@redis_option
+def list_models(as_json: bool, redis_url: str) -> None:
+    """List the models that jobs can name: those of the running workers, with their state, memory
+    and queued jobs.
+
+    MEMORY is a model's share of --memory; for a worker without --memory, its weights. A model in
+    the download cache of a machine is not listed, unless a worker serves it.
+    """
+    from jobs.store.served_models import read_models
+
+    with connection(redis_url) as redis:
+        found = read_models(redis)
+    if as_json:
+        for one in found:
+            print_json(one._asdict())
+    elif found:
+        print_table(
+            ("model", "state", number("queued"), number("memory"), "device", "worker"),
+            [_cells(one) for one in found],
+        )
+    else:
+        echo("no running worker serves a model", err=True)
+
+
+def _cells(one: ServedModel) -> tuple[object, ...]:
+    """The row of a model in the table."""
+    state = f"{one.state}, pinned" if one.pinned else one.state
+    used = one.weight_bytes if one.share_bytes is None else one.share_bytes
+    memory = "-" if used is None else f"{used / 2**20:,.0f} MiB"
+    return one.model, state, one.queued, memory, one.device, one.worker
+
+
+MODEL_COMMANDS = (list_models, load, unload, pin, unpin)
 
 
 def _worker_of(redis: Redis, model: str, given: str | None) -> str:

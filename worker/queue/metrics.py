@@ -49,6 +49,7 @@ class Metrics:
         return {
             "models": sorted(set(self._models.values())),
             "names": sorted(self._models),
+            "about": self._models.about,
             "funcs": sorted(OPERATIONS),
             "started_at": self._started_at,
             "device": memory.device,

@@ -74,6 +74,18 @@ class Served(Mapping[str, str]):
         return self._by_name.get(name) in self._open
 
     @property
+    def about(self) -> dict[str, dict[str, Any]]:
+        """All names of each model that was loaded, and the bytes of its weights, by own names."""
+        return {
+            name: {
+                "names": sorted({name, *self._further[name]}),
+                "weight_bytes": info.weight_bytes,
+            }
+            for name, info in self._infos.items()
+            if name in self._further
+        }
+
+    @property
     def loaded(self) -> list[ModelInfo]:
         """The models that are open."""
         return [info for name, info in self._infos.items() if name in self._open]

@@ -96,6 +96,15 @@ class Model:
         return self.load_seconds or self.share.weights / LOAD_BYTES_PER_SECOND
 
     @property
+    def about(self) -> dict[str, Any]:
+        return {
+            "names": sorted(self.names),
+            "weight_bytes": self.share.weights,
+            "share_bytes": self.share.total,
+            "pinned": self.residence.pin,
+        }
+
+    @property
     def sized_spec(self) -> ModelSpec:
         return replace(self.spec, cache_bytes=self.share.cache)
 
@@ -164,13 +173,15 @@ class Residency:
     # --- what others ask --------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
-        """What the worker says of its models: their states, the numbers of loads and unloads, the
-        names for which it claims no jobs now, and those whose last loads have failed."""
+        """What the worker says of its models: their states and shares, the numbers of loads and
+        unloads, the names for which it claims no jobs now, and those whose last loads have failed.
+        """
         models = self._models.values()
         closed = {name for one in models if one.state is not State.READY for name in one.names}
         failing = {name for one in models if one.failures >= FAILED_LOADS for name in one.names}
         return {
             "states": {one.name: one.state.value for one in models},
+            "about": {one.name: one.about for one in models},
             "loads": sum(one.loads for one in models),
             "evictions": self._evictions,
             "closed": sorted(closed),
