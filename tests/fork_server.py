@@ -31,7 +31,7 @@ from tests import forked
 
 PRELOADED = (  # and what the commands import outside their functions
     "jobs.cli.progress",
-    "jobs.cli.requests",
+    "jobs.data_sets.requests",
     "prompt_toolkit",
     "pyarrow.compute",
     "pyarrow.dataset",

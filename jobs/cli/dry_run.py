@@ -12,8 +12,8 @@ from jobs.cli.options import client
 from jobs.cli.output import echo, print_json
 from jobs.cli.pilot import Pilot, run_pilot
 from jobs.cli.run_watcher import check_all_score, check_folder
-from jobs.cli.score_items import SCORE_MODES
 from jobs.cli.survey import Prompts, Survey, Tokens, survey
+from jobs.data_sets.score_items import SCORE_MODES
 from jobs.errors import JobError
 from jobs.sizes import counted
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from jobs import Client, Results
-    from jobs.cli.data_set import DataSet
+    from jobs.data_sets.data_set import DataSet
 
 PILOT_ROWS = 20
 MAX_SHOWN = 2000  # characters of the first prompt; JSON has all of it

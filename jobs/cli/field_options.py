@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from functools import cache
 from shlex import quote
 from typing import Any
 
 import click
 from click.decorators import FC
 
-from jobs.encoding import DuplicateKey, parse_written
+from jobs.data_sets.fields import field_value, request_fields
+from jobs.encoding import DuplicateKey
 
 
 def fields_option(
@@ -65,44 +65,6 @@ def _as_json(field: str, inner: str, value: str) -> str:
         data = {part: data}
     option = quote(f"{field}={json.dumps(data)}")
     return f"-o takes the names of whole fields: -o {option} gives {field}.{inner}"
-
-
-# A row of a file has one of these; an error distinguishes a null from a column that is missing.
-SOURCES = ("messages", "prompt", "text")
-
-# Fields whose value is text, and the kinds of JSON that they may have beside it.
-TEXT_FIELDS: dict[str, tuple[type, ...]] = {
-    "model": (),
-    "request_id": (),
-    "stop": (str, list, type(None)),
-    "user": (),
-}
-
-
-def field_value(name: str, text: str) -> Any:
-    """Parse the value of a field as JSON; what is not valid JSON is taken as a string. Raises
-    DuplicateKey."""
-    try:
-        value, duplicate = parse_written(text)
-    except (ValueError, RecursionError):
-        return text
-    if not isinstance(value, TEXT_FIELDS.get(name, object)):
-        return text
-    if duplicate is not None:
-        raise duplicate
-    return value
-
-
-@cache
-def request_fields() -> tuple[str, ...]:
-    """Return all names that a request may have at its top level, sorted; also refused ones, whose
-    error says what to do instead."""
-    from jobs.api.request import ChatRequest
-    from jobs.api.unsupported_fields import IGNORED_FIELDS, REFUSED_FIELDS
-
-    return tuple(
-        sorted({*ChatRequest.model_fields, *IGNORED_FIELDS, *REFUSED_FIELDS, "request_id"})
-    )
 
 
 def unknown_field(name: str, known: tuple[str, ...]) -> str:

@@ -34,7 +34,7 @@ def score_by_judge(
 ) -> Tally:
     """Ask the judge about each answer that it was not asked about, and write its scores. `fields`:
     of its requests."""
-    from jobs.cli.row_templates import RowTemplate
+    from jobs.data_sets.row_templates import RowTemplate
     from jobs.runs.data_set_run import DataSetRun
     from jobs.runs.judge_run import Questions, judged_rows
     from jobs.scores.freshness import samples_digest

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
-from jobs.cli.field_options import SOURCES, request_fields, unknown_field
+from jobs.cli.field_options import unknown_field
+from jobs.data_sets.fields import SOURCES, request_fields
 
 
 def _parse(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
     """The fields of rows by the names of their columns."""
-    from jobs.cli.requests import ROW_FIELDS
-    from jobs.cli.score_items import SCORE_MODES, row_fields
+    from jobs.data_sets.requests import ROW_FIELDS
+    from jobs.data_sets.score_items import SCORE_MODES, row_fields
 
     known = tuple(dict.fromkeys((*SOURCES, *ROW_FIELDS, *request_fields())))
     mode = ctx.params.get("mode")  # of a command that has modes

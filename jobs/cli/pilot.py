@@ -20,8 +20,8 @@ from jobs.runs.packs import packs, prompt_of
 
 if TYPE_CHECKING:
     from jobs import Client, Results
+    from jobs.data_sets.source import SourceRow
     from jobs.operations import Request
-    from jobs.runs.source import SourceRow
 
 SUFFIX = "-pilot"
 MAX_NAME = 100  # characters of the name of a run

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jobs import Client, Results
-    from jobs.cli.data_set import Columns, DataSet
+    from jobs.data_sets.data_set import Columns, DataSet
     from jobs.runs.audit import Audit
 
 MODES = ("chat", "completion", "loglikelihood", "choice", "perplexity")
@@ -50,8 +50,8 @@ def _parse_examples(
 
 
 def _option_fields(ctx: click.Context) -> tuple[str, ...]:
-    from jobs.cli.field_options import request_fields
-    from jobs.cli.score_items import SCORE_MODES, option_fields
+    from jobs.data_sets.fields import request_fields
+    from jobs.data_sets.score_items import SCORE_MODES, option_fields
 
     mode = ctx.params["mode"]
     return option_fields(mode) if mode in SCORE_MODES else request_fields()
@@ -228,11 +228,13 @@ def run(
     the rows in the files are counted: exit code 1 if one is missing, there twice, or has failed.
     """
     from jobs import Results
-    from jobs.cli.data_set import DataSet, read_examples, with_conventions
-    from jobs.cli.data_set_files import data_files
-    from jobs.cli.requests import Overrides
-    from jobs.cli.row_templates import RowTemplate
-    from jobs.cli.score_items import SCORE_MODES
+    from jobs.data_sets.conventions import with_conventions
+    from jobs.data_sets.data_set import DataSet
+    from jobs.data_sets.example_file import read_examples
+    from jobs.data_sets.files import data_files
+    from jobs.data_sets.requests import Overrides
+    from jobs.data_sets.row_templates import RowTemplate
+    from jobs.data_sets.score_items import SCORE_MODES
     from jobs.errors import InvalidRequest
 
     if price_per_hour is not None and not dry_run:
@@ -407,7 +409,7 @@ def _check_mode(
     few_shot: tuple[Path, int] | None,
 ) -> None:
     """Refuse options that have no meaning in a mode."""
-    from jobs.cli.score_items import SCORE_MODES
+    from jobs.data_sets.score_items import SCORE_MODES
 
     if few_shot is not None and mode != "chat":
         raise click.UsageError(
@@ -428,8 +430,8 @@ def _check_mode(
 
 def _default_name(dataset: Path, split: str | None, mode: str, model: str | None) -> str:
     """The name of a run that is not named: the same for the same data set and model."""
-    from jobs.cli.data_set_files import COMPRESSED
-    from jobs.cli.data_set_files import SUFFIXES as DATA_SUFFIXES
+    from jobs.data_sets.files import COMPRESSED
+    from jobs.data_sets.files import SUFFIXES as DATA_SUFFIXES
     from jobs.keys import RUN_ID
 
     name = dataset.resolve().name

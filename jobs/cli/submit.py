@@ -19,8 +19,8 @@ from jobs.sizes import counted
 if TYPE_CHECKING:
     from jobs import Client, JobError
     from jobs.cli.outcomes import Submitted
-    from jobs.cli.requests import InvalidLine, Overrides, RequestLine
-    from jobs.cli.row_files import RowFile
+    from jobs.data_sets.requests import InvalidLine, Overrides, RequestLine
+    from jobs.data_sets.row_files import RowFile
 
 MAX_REPORTED = 20  # different errors
 MAX_NUMBERS = 5  # rows that are named for an error
@@ -152,8 +152,8 @@ def submit(
     Parquet. With --json: one object per job, with --wait including
     its completion or error.
     """
-    from jobs.cli.requests import Overrides
-    from jobs.cli.row_files import RowFile
+    from jobs.data_sets.requests import Overrides
+    from jobs.data_sets.row_files import RowFile
     from jobs.errors import InvalidRequest
     from jobs.results.outbox import DEFAULT_RUN
     from jobs.store.durable import DurableSubmit
@@ -226,7 +226,7 @@ def _done_before(count: int, runs: set[str]) -> str:
 def _check(rows: RowFile, overrides: Overrides) -> int:
     """Return the number of requests in the file. Raises WrongInput, which names the first invalid
     rows."""
-    from jobs.cli.requests import KEEP_ALL, InvalidLine, read_requests
+    from jobs.data_sets.requests import KEEP_ALL, InvalidLine, read_requests
     from jobs.errors import InvalidRequest
 
     valid = 0
@@ -268,7 +268,7 @@ def _without_column(rows: RowFile, name: str) -> WrongInput:
 def _check_taken(connected: Client, rows: RowFile, overrides: Overrides) -> None:
     """Raises WrongInput if another request has the id, the row or the custom_id of a row: nothing
     is enqueued then."""
-    from jobs.cli.requests import InvalidLine
+    from jobs.data_sets.requests import InvalidLine
     from jobs.errors import invalid
     from jobs.store.custom_ids import FileRows
 
@@ -357,7 +357,7 @@ def _chunks(lines: Iterator[RequestLine]) -> Iterator[list[RequestLine]]:
 
 def _valid(rows: RowFile, overrides: Overrides) -> Iterator[RequestLine]:
     """Yield the requests of a file that was checked."""
-    from jobs.cli.requests import InvalidLine, read_requests
+    from jobs.data_sets.requests import InvalidLine, read_requests
 
     for line in read_requests(rows, overrides, rows.unit, rows.part):
         if isinstance(line, InvalidLine):

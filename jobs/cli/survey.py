@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jobs.errors import JobError
 
 if TYPE_CHECKING:
+    from jobs.data_sets.source import RowSource, SourceRow
     from jobs.operations import Request
-    from jobs.runs.source import RowSource, SourceRow
 
 KEPT_ERRORS = 10  # that are quoted
 SEED = 0  # of the sample, which is the same in each call

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from redis import Redis
 
+from jobs.data_sets.source import RowSource
 from jobs.results.compact import finish_replacement
 from jobs.results.files import Results
 from jobs.runs.audit import Audit, audit
@@ -18,7 +19,6 @@ from jobs.runs.producer import Producer, Watcher
 from jobs.runs.retry import Redo, remove_chosen
 from jobs.runs.row_set import RowSet
 from jobs.runs.run_file import RunFile
-from jobs.runs.source import RowSource
 from jobs.runs.written_rows import WrittenRows, read_columns
 from jobs.store.producer_lease import LeaseLost, ProducerLease
 from jobs.store.run_rows import RunRows

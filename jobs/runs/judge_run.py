@@ -16,11 +16,11 @@ from itertools import islice
 from typing import Any
 
 from jobs.api.request import ChatRequest
+from jobs.data_sets.source import SourceRow, Wanted
 from jobs.errors import InvalidRequest, JobError, invalid
 from jobs.results.files import Results
 from jobs.results.scores import KEY
 from jobs.runs.row_set import RowSet
-from jobs.runs.source import SourceRow, Wanted
 from jobs.runs.written_rows import WrittenRows
 from jobs.scores.judge import COLUMNS, Judge, template_values, verdict_of
 from jobs.scores.outcome import MAX_TEXT, shortened

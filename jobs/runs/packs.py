@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from jobs.api.request import ChatRequest
 from jobs.api.score_request import ScoreRequest
+from jobs.data_sets.source import SourceRow
 from jobs.operations import Request
-from jobs.runs.source import SourceRow
 
 PACK_ROWS = 64
 PACK_BYTES = 16 * 1024  # of items as JSON: about 4,000 tokens

@@ -16,12 +16,12 @@ from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.api.score_request import ScoreRequest
+from jobs.data_sets.source import RowSource, SourceRow
 from jobs.errors import JobError
 from jobs.operations import CHAT, SCORE
 from jobs.results.outbox import OutboxEntry, outbox_entry
 from jobs.runs.packs import Pack, packs, place_of
 from jobs.runs.row_set import RowSet
-from jobs.runs.source import RowSource, SourceRow
 from jobs.runs.window import Window
 from jobs.runs.written_rows import WrittenRows
 from jobs.store.enqueue import Enqueued

@@ -16,8 +16,8 @@ import pytest
 from click.testing import Result
 
 from jobs import ChatRequest
-from jobs.cli.data_set import DataSet
-from jobs.cli.requests import Overrides
+from jobs.data_sets.data_set import DataSet
+from jobs.data_sets.requests import Overrides
 from jobs.errors import InvalidRequest
 from jobs.results.compact import compact
 from jobs.runs import producer

@@ -12,9 +12,10 @@ from click.testing import Result
 
 from jobs import keys
 from jobs.api.score_request import ScoreRequest
-from jobs.cli.data_set import DataSet, choices_in, with_conventions
-from jobs.cli.requests import Overrides
-from jobs.cli.row_templates import RowTemplate
+from jobs.data_sets.conventions import with_conventions
+from jobs.data_sets.data_set import DataSet, choices_in
+from jobs.data_sets.requests import Overrides
+from jobs.data_sets.row_templates import RowTemplate
 from tests.cli.conftest import Run
 from tests.worker.site import Site
 

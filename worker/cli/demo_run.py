@@ -16,12 +16,12 @@ from typing import Any
 import click
 
 from jobs import ChatRequest, Client, JobError, Results
-from jobs.cli.data_set import DataSet
 from jobs.cli.failures import Unavailable
 from jobs.cli.output import echo, print_json
 from jobs.cli.printing import print_stream
 from jobs.cli.progress import RunProgress
-from jobs.cli.requests import Overrides
+from jobs.data_sets.data_set import DataSet
+from jobs.data_sets.requests import Overrides
 from jobs.embedded import EmbeddedRedis
 from jobs.runs.audit import Audit
 from jobs.runs.data_set_run import DataSetRun

@@ -19,10 +19,11 @@ import pyarrow as pa
 from jobs.api.request import ChatRequest
 from jobs.api.row_keys import MAX_ROW, hashed_row
 from jobs.api.wire import describe
-from jobs.cli.data_set import conventions, sample_seed
-from jobs.cli.field_options import SOURCES, request_fields
-from jobs.cli.parquet_rows import table_rows
-from jobs.cli.requests import (
+from jobs.data_sets.conventions import conventions
+from jobs.data_sets.data_set import sample_seed
+from jobs.data_sets.fields import SOURCES, request_fields
+from jobs.data_sets.parquet_rows import table_rows
+from jobs.data_sets.requests import (
     ROW_FIELDS,
     InvalidLine,
     Overrides,
@@ -30,8 +31,8 @@ from jobs.cli.requests import (
     Terms,
     custom_id_of,
 )
-from jobs.cli.row_templates import RowTemplate
-from jobs.cli.score_items import SCORE_MODES, ItemReader, known_fields, row_fields
+from jobs.data_sets.row_templates import RowTemplate
+from jobs.data_sets.score_items import SCORE_MODES, ItemReader, known_fields, row_fields
 from jobs.errors import InvalidRequest, JobError, failure_of, invalid
 from jobs.keys import RUN_ID
 from jobs.operations import Request

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from jobs import ChatRequest, ScoreRequest
+from jobs.data_sets.source import SourceRow
 from jobs.runs.packs import MAX_OVERRUN, PACK_BYTES, PACK_ROWS, PACK_SEQUENCES, packs
-from jobs.runs.source import SourceRow
 
 
 def row(number: int, prompt: str, size: int = 10, model: str = "m") -> SourceRow:

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from jobs import Results
-from jobs.cli.data_set import DataSet
-from jobs.cli.requests import Overrides
+from jobs.data_sets.data_set import DataSet
+from jobs.data_sets.requests import Overrides
 from jobs.results.files import SAMPLES
 from jobs.runs import written_rows
 from jobs.runs.producer import Producer, Progress

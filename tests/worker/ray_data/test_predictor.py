@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from jobs import ChatRequest, JobError
-from jobs.cli.data_set import sample_seed
+from jobs.data_sets.data_set import sample_seed
 from jobs.results.schema import SCHEMA
 from tests.waiting import wait_until
 from tests.worker.fake_backend import FakeBackend

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.cli.requests import InvalidLine, Overrides, RequestLine
-from jobs.cli.requests import read_requests as read
-from jobs.cli.row_files import json_rows
+from jobs.data_sets.requests import InvalidLine, Overrides, RequestLine
+from jobs.data_sets.requests import read_requests as read
+from jobs.data_sets.row_files import json_rows
 
 DEMO = Overrides(model="demo")
 

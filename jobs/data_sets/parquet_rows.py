@@ -9,7 +9,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.cli.field_options import SOURCES
+from jobs.data_sets.fields import SOURCES
 from jobs.errors import InvalidRequest, invalid
 
 BATCH_ROWS = 256  # in memory at once

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.api.message import Message
-from jobs.cli.requests import text_of
+from jobs.data_sets.requests import text_of
 from jobs.errors import invalid
 from jobs.sizes import counted
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from jobs.cli.id_index import IdIndex
-from jobs.cli.requests import InvalidLine, Overrides
-from jobs.cli.score_items import ItemLine, ItemReader
+from jobs.data_sets.id_index import IdIndex
+from jobs.data_sets.requests import InvalidLine, Overrides
+from jobs.data_sets.score_items import ItemLine, ItemReader
 
 
 def read(mode: str, row: Any, part: str = "field", **overrides: Any) -> ItemLine | InvalidLine:

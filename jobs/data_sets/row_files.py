@@ -13,15 +13,15 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Self
 
 from jobs.api.wire import describe, not_json
-from jobs.cli.compressed import compression_of, decompressed
-from jobs.cli.field_options import SOURCES, field_value, request_fields
+from jobs.data_sets.compressed import compression_of, decompressed
+from jobs.data_sets.fields import SOURCES, field_value, request_fields
 from jobs.encoding import DuplicateKey, parse_written
 from jobs.errors import InvalidRequest, invalid
 from jobs.sizes import counted
@@ -148,6 +148,19 @@ class RowFile:
             self.columns.update(dict.fromkeys(data))
         renamed = {self._names.get(name, name): value for name, value in data.items()}
         return renamed if len(renamed) == len(data) else _twice(data, self._names)
+
+
+@contextmanager
+def opened_rows(path: Path, names: Mapping[str, str]) -> Iterator[RowFile]:
+    """The rows of a file, which is open in the context. Raises InvalidRequest, with the path, for a
+    format that can't be read."""
+    with path.open("rb") as file:
+        try:
+            rows = RowFile(file, str(path), names)
+        except InvalidRequest as error:
+            raise invalid(f"{path}: {error.message}") from None
+        with rows:
+            yield rows
 
 
 def _refuse_foreign(head: bytes, suffix: str) -> None:
@@ -364,21 +377,21 @@ def _twice(columns: Iterable[str], names: Mapping[str, str]) -> InvalidRequest:
 
 def parquet_rows(file: IO[bytes], columns: dict[str, None] | None = None) -> Iterator[Row]:
     """Yield the rows of a Parquet file. `columns`: gets the names of its columns."""
-    from jobs.cli import parquet_rows
+    from jobs.data_sets import parquet_rows
 
     return parquet_rows.parquet_rows(file, columns)
 
 
 def arrow_rows(file: IO[bytes], columns: dict[str, None] | None = None) -> Iterator[Row]:
     """Yield the rows of an Arrow stream. `columns`: gets the names of its columns."""
-    from jobs.cli import parquet_rows
+    from jobs.data_sets import parquet_rows
 
     return parquet_rows.arrow_rows(file, columns)
 
 
 def parquet_count(file: IO[bytes]) -> int:
     """Number of rows of a Parquet file. Raises InvalidRequest."""
-    from jobs.cli import parquet_rows
+    from jobs.data_sets import parquet_rows
 
     return parquet_rows.count(file)
 

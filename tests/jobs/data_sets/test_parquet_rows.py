@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.cli.requests import InvalidLine, Overrides, read_requests
-from jobs.cli.row_files import RowFile
+from jobs.data_sets.requests import InvalidLine, Overrides, read_requests
+from jobs.data_sets.row_files import RowFile
 from jobs.errors import InvalidRequest
 
 

@@ -1,4 +1,4 @@
-"""Rows of a file → chat requests, with the options of the command line."""
+"""Rows of a file → chat requests, with the options of the caller."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 from jobs.api.json_values import check_json
 from jobs.api.request import ChatRequest
 from jobs.api.unsupported_fields import IGNORED_FIELDS, REFUSED_FIELDS
-from jobs.cli.field_options import SOURCES, request_fields
-from jobs.cli.id_index import IdIndex
-from jobs.cli.row_files import Row
+from jobs.data_sets.fields import SOURCES, request_fields
+from jobs.data_sets.id_index import IdIndex
+from jobs.data_sets.row_files import Row
 from jobs.errors import InvalidRequest, invalid
 from jobs.store.custom_ids import content_id
 from jobs.store.rq_layout import MAX_DATA
@@ -73,7 +73,7 @@ COMMAND_LINE = Terms()
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Options of the command line; each replaces the value in the row.
+    """Options of the caller; each replaces the value in the row.
 
     `keep`: columns that go to the request's metadata, and so to the results; "*": all unknown ones.
     """

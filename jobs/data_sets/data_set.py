@@ -9,19 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, Self
 
-from jobs.api.message import Message
-from jobs.api.request import ChatRequest
-from jobs.cli.few_shot import Example, Examples, Shots, group_of
-from jobs.cli.field_options import SOURCES
-from jobs.cli.id_index import IdIndex
-from jobs.cli.requests import (
+from jobs.data_sets.few_shot import Examples, Shots, group_of
+from jobs.data_sets.fields import SOURCES, request_fields
+from jobs.data_sets.id_index import IdIndex
+from jobs.data_sets.requests import (
     KEEP_ALL,
     ROW_FIELDS,
     InvalidLine,
@@ -30,20 +28,15 @@ from jobs.cli.requests import (
     RequestReader,
     custom_id_of,
 )
-from jobs.cli.row_files import RowFile
-from jobs.cli.row_templates import RowTemplate
-from jobs.cli.score_items import SCORE_MODES, ItemLine, ItemReader, known_fields, row_fields
+from jobs.data_sets.row_files import RowFile, opened_rows
+from jobs.data_sets.row_templates import RowTemplate
+from jobs.data_sets.score_items import SCORE_MODES, ItemLine, ItemReader, known_fields, row_fields
+from jobs.data_sets.source import SourceRow, Wanted
 from jobs.errors import InvalidRequest, invalid
-from jobs.runs.source import SourceRow, Wanted
 from jobs.sizes import size_text
 from jobs.store.rq_layout import MAX_DATA
 
 FIRST_ROWS = 100  # that are looked at before the run begins
-# Columns that hold the prompt and the expected answer, where no column has the name of a field.
-PAIRS = (("question", "answer"), ("instruction", "output"), ("input", "output"))
-# And those of multiple choice.
-CHOICES = ("options", "endings")
-RIGHT_CHOICE = ("answer", "answerKey", "label")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +76,7 @@ class DataSet:
         self._files: list[RowFile] = []
         with ExitStack() as stack:
             for file in files:
-                opened = stack.enter_context(file.open("rb"))
-                self._files.append(stack.enter_context(_row_file(opened, file, overrides)))
+                self._files.append(stack.enter_context(opened_rows(file, overrides.names)))
             self._stack = stack.pop_all()
         self._overrides = overrides
 
@@ -149,7 +141,7 @@ class DataSet:
             what = "the first row" if len(read) == 1 else f"all of the first {len(read)} rows"
             raise invalid(f"{what} can't be run: {rows[0][1]}: {bad[0].sentence}")
         originals = {new: old for old, new in self._overrides.names.items()}
-        known = {*SOURCES, *ROW_FIELDS, *_request_names()}
+        known = {*SOURCES, *ROW_FIELDS, *request_fields()}
         if self._overrides.mode in SCORE_MODES:
             known = {*row_fields(self._overrides.mode)}
         kept = self._overrides.keep
@@ -319,42 +311,6 @@ class DataSet:
         return found
 
 
-def read_examples(
-    file: Path,
-    count: int,
-    by: str | None,
-    overrides: Overrides,
-    template: RowTemplate | None,
-) -> Examples:
-    """The examples of --few-shot: the first `count` rows and one more, which replaces one of them
-    before itself; so many for each value of the column `by`. `overrides`: as given, without the
-    conventions of the data set. Raises InvalidRequest."""
-    plain = replace(overrides, names={}, keep=())
-    names = {old: new for old, new in overrides.names.items() if old in _first_row([file], plain)}
-    overrides = with_conventions(replace(plain, names=names), [file])
-    groups: dict[str, list[Example]] = {}
-    with DataSet([file], overrides, template=template) as source:
-        content, _ = source.content()
-        try:
-            chosen = source.first_of_groups(by, count + 1)
-        except InvalidRequest as error:
-            raise invalid(f"{file}: {error.message}", "few_shot") from None
-        rows = islice(source.read(chosen.__contains__), max(chosen, default=-1) + 1)
-        for row in filter(None, rows):
-            where = f"{file}: {row.place}"
-            if not isinstance(row.request, ChatRequest) or row.error is not None:
-                raise invalid(f"{where}: {row.error.message if row.error else ''}", "few_shot")
-            target = row.request.job.target
-            if target is None:
-                raise invalid(f"{where}: an example has no target, its answer", "few_shot")
-            answer = Message(role="assistant", content=target)
-            groups.setdefault(chosen[row.number], []).append(Example(row.request.messages, answer))
-    examples = Examples(str(file), groups, count, content, by)
-    if by is None:
-        examples.of(None)  # which all rows have
-    return examples
-
-
 def choices_in(text: str) -> list[Any]:
     """The choices that a template has made: a JSON list, or one a line. Raises InvalidRequest."""
     found: list[Any] = [line.strip() for line in text.splitlines() if line.strip()]
@@ -370,51 +326,3 @@ def sample_seed(seed: int, row: int, repeat: int) -> int:
     """The seed of one sample of a row: another one for each."""
     digest = hashlib.blake2b(f"{seed}/{row}/{repeat}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-def with_conventions(overrides: Overrides, files: list[Path]) -> Overrides:
-    """The overrides with the names of the columns that hold prompt and target, if no column has the
-    name of a field for the prompt. Raises InvalidRequest."""
-    row = _first_row(files, overrides)
-    if "body" in row:
-        return overrides
-    found = conventions(row, overrides.mode)
-    return replace(overrides, names={**found, **overrides.names})
-
-
-def conventions(columns: Container[str], mode: str) -> dict[str, str]:
-    """The fields of rows that columns hold by convention, by the names of these columns."""
-    names: list[tuple[tuple[str, ...], str]] = []
-    if not any(name in columns for name in SOURCES):
-        prompt, target = next((pair for pair in PAIRS if pair[0] in columns), ("", ""))
-        names += [((prompt,), "prompt"), ((target,), "target")]
-    if mode == "choice":
-        names += [(CHOICES, "choices"), (RIGHT_CHOICE, "target")]
-    found: dict[str, str] = {}
-    for candidates, field in names:
-        column = next((name for name in candidates if name in columns), None)
-        if column is not None and field not in columns and field not in found.values():
-            found[column] = field
-    return found
-
-
-def _first_row(files: list[Path], overrides: Overrides) -> dict[str, Any]:
-    """The first row that is no error; empty if there is none."""
-    with DataSet(files[:1], overrides) as first:
-        for _, _, row in first._rows():
-            if not isinstance(row, InvalidRequest):
-                return row
-    return {}
-
-
-def _row_file(file: Any, path: Path, overrides: Overrides) -> RowFile:
-    try:
-        return RowFile(file, str(path), overrides.names)
-    except InvalidRequest as error:
-        raise invalid(f"{path}: {error.message}") from None
-
-
-def _request_names() -> tuple[str, ...]:
-    from jobs.cli.field_options import request_fields
-
-    return request_fields()

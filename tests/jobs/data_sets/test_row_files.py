@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.cli import row_files
-from jobs.cli.row_files import RowFile
+from jobs.data_sets import row_files
+from jobs.data_sets.row_files import RowFile
 from jobs.errors import InvalidRequest
 
 

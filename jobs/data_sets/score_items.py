@@ -12,8 +12,8 @@ from typing import Any
 
 from jobs.api.score_request import ITEM_TYPES, ScoreItem, ScoreRequest, parse_item
 from jobs.api.wire import describe
-from jobs.cli.id_index import IdIndex
-from jobs.cli.requests import (
+from jobs.data_sets.id_index import IdIndex
+from jobs.data_sets.requests import (
     OVERHEAD,
     InvalidLine,
     Overrides,

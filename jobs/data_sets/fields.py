@@ -1,0 +1,48 @@
+"""The names of the fields of chat requests, and their values in cells of CSV and in options.
+
+Imports little: every command reads it when it starts.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from jobs.encoding import parse_written
+
+# A row of a file has one of these; an error distinguishes a null from a column that is missing.
+SOURCES = ("messages", "prompt", "text")
+
+# Fields whose value is text, and the kinds of JSON that they may have beside it.
+TEXT_FIELDS: dict[str, tuple[type, ...]] = {
+    "model": (),
+    "request_id": (),
+    "stop": (str, list, type(None)),
+    "user": (),
+}
+
+
+def field_value(name: str, text: str) -> Any:
+    """Parse the value of a field as JSON; what is not valid JSON is taken as a string. Raises
+    DuplicateKey."""
+    try:
+        value, duplicate = parse_written(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(value, TEXT_FIELDS.get(name, object)):
+        return text
+    if duplicate is not None:
+        raise duplicate
+    return value
+
+
+@cache
+def request_fields() -> tuple[str, ...]:
+    """Return all names that a request may have at its top level, sorted; also refused ones, whose
+    error says what to do instead."""
+    from jobs.api.request import ChatRequest
+    from jobs.api.unsupported_fields import IGNORED_FIELDS, REFUSED_FIELDS
+
+    return tuple(
+        sorted({*ChatRequest.model_fields, *IGNORED_FIELDS, *REFUSED_FIELDS, "request_id"})
+    )
