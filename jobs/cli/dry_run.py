@@ -104,7 +104,7 @@ class DryRun:
         from jobs.operations import CHAT, SCORE
         from jobs.store.worker_status import published
 
-        models = sorted({row.request.model for row in found.sample if row.request is not None})
+        models = sorted({row.request.model for row in found.sample})
         if self._scores:
             check_all_score(connected, models)
         func = (SCORE if self._scores else CHAT).func

@@ -20,7 +20,7 @@ from jobs.runs.packs import packs, prompt_of
 
 if TYPE_CHECKING:
     from jobs import Client, Results
-    from jobs.data_sets.source import SourceRow
+    from jobs.data_sets.source import RequestRow
     from jobs.operations import Request
 
 SUFFIX = "-pilot"
@@ -72,7 +72,7 @@ def run_pilot(
     connected: Client,
     store: Results,
     name: str,
-    rows: Sequence[SourceRow],
+    rows: Sequence[RequestRow],
     *,
     workers: int,
     quiet: bool,
@@ -98,7 +98,7 @@ def run_pilot(
     return _measured(store, run, ids)
 
 
-def _requests(rows: Sequence[SourceRow], workers: int) -> Iterator[Request]:
+def _requests(rows: Sequence[RequestRow], workers: int) -> Iterator[Request]:
     """The requests of the jobs, packed as the run packs its rows, with a pack for each worker."""
     ordered = sorted(rows, key=prompt_of)
     share = -(-len(ordered) // max(1, workers))

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from jobs.data_sets.source import ErrorRow
 from jobs.errors import JobError
 
 if TYPE_CHECKING:
-    from jobs.data_sets.source import RowSource, SourceRow
+    from jobs.data_sets.source import RequestRow, RowSource
     from jobs.operations import Request
 
 KEPT_ERRORS = 10  # that are quoted
@@ -67,7 +68,7 @@ class Tokens:
 class Survey:
     """The rows of a data set. left: samples that are not done yet and may be answered. errors: rows
     that will fail, by error code. first_errors: sentences with their lines. sample: some rows,
-    drawn from those that are left and have a request."""
+    drawn from those that are left and that a job runs."""
 
     rows: int = 0
     left: int = 0
@@ -75,7 +76,7 @@ class Survey:
     first_errors: list[str] = field(default_factory=list)
     tokens: Tokens = field(default_factory=Tokens)
     first_prompt: str | None = None
-    sample: list[SourceRow] = field(default_factory=list)
+    sample: list[RequestRow] = field(default_factory=list)
 
     @property
     def too_long(self) -> int:
@@ -105,6 +106,9 @@ def survey(
             continue
         found.rows += 1
         progress(found.rows)
+        if isinstance(row, ErrorRow):
+            found.add_error(row.place, row.error)
+            continue
         is_valid = _check(found, row, models)
         numbers = range(row.number, row.number + source.samples)
         left = sum(not is_done(number) for number in numbers)
@@ -118,12 +122,8 @@ def survey(
     return found
 
 
-def _check(found: Survey, row: SourceRow, models: Callable[[str], Prompts | str]) -> bool:
+def _check(found: Survey, row: RequestRow, models: Callable[[str], Prompts | str]) -> bool:
     """Count the tokens of a row. False if the row will fail."""
-    if row.error is not None:
-        found.add_error(row.place, row.error)
-    if row.error is not None or row.request is None:
-        return False
     prompts = models(row.request.model)
     if not isinstance(prompts, str):
         try:

@@ -31,7 +31,7 @@ from jobs.data_sets.requests import (
 from jobs.data_sets.row_files import RowFile, opened_rows
 from jobs.data_sets.row_templates import RowTemplate
 from jobs.data_sets.score_items import SCORE_MODES, ItemLine, ItemReader, known_fields, row_fields
-from jobs.data_sets.source import SourceRow, Wanted
+from jobs.data_sets.source import ErrorRow, RequestRow, SourceRow, Wanted
 from jobs.errors import InvalidRequest, invalid
 from jobs.sizes import size_text
 from jobs.store.rq_layout import MAX_DATA
@@ -266,9 +266,9 @@ class DataSet:
         again = number % self.samples
         if isinstance(line, InvalidLine):
             error = InvalidRequest(line.error.code, line.sentence, line.error.param)
-            return SourceRow(number, row, again, place, None, error, 0, self._known(data))
+            return ErrorRow(number, row, again, place, error, self._known(data))
         if isinstance(line, ItemLine):
-            return SourceRow(number, row, again, place, line.request, None, line.size)
+            return RequestRow(number, row, again, place, line.request, line.size)
         request, size = line.request, line.size
         if self.samples > 1:
             request = request.model_copy()
@@ -286,9 +286,9 @@ class DataSet:
                     f"the request and its examples have {size_text(size)} as JSON, and a job holds "
                     f"at most {size_text(MAX_DATA)}: shorten it"
                 )
-                return SourceRow(number, row, again, place, request, error)
+                return ErrorRow(number, row, again, place, error, request.to_dict())
             request.messages = shots.before(request.messages)
-        return SourceRow(number, row, again, place, request, None, size)
+        return RequestRow(number, row, again, place, request, size)
 
     def _rows(self) -> Iterator[tuple[RowFile, str, dict[str, Any] | InvalidRequest]]:
         return chain.from_iterable(map(self._rows_of, self._files))

@@ -13,6 +13,7 @@ from jobs.data_sets.data_set import DataSet
 from jobs.data_sets.few_shot import Example, Examples
 from jobs.data_sets.requests import Overrides
 from jobs.data_sets.row_templates import RowTemplate
+from jobs.data_sets.source import ErrorRow
 from jobs.errors import InvalidRequest, invalid
 
 
@@ -37,10 +38,13 @@ def read_examples(
         except InvalidRequest as error:
             raise invalid(f"{file}: {error.message}", "few_shot") from None
         rows = islice(source.read(chosen.__contains__), max(chosen, default=-1) + 1)
-        for row in filter(None, rows):
+        for row in rows:
+            if row is None:
+                continue
             where = f"{file}: {row.place}"
-            if not isinstance(row.request, ChatRequest) or row.error is not None:
-                raise invalid(f"{where}: {row.error.message if row.error else ''}", "few_shot")
+            if isinstance(row, ErrorRow):
+                raise invalid(f"{where}: {row.error.message}", "few_shot")
+            assert isinstance(row.request, ChatRequest)
             target = row.request.job.target
             if target is None:
                 raise invalid(f"{where}: an example has no target, its answer", "few_shot")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jobs.errors import JobError
@@ -13,20 +13,39 @@ Wanted = Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class SourceRow:
-    """A sample of a row of a data set: its request, or why it has none. A row that is scored has a
-    request with one item, which names the row. number: of the sample, from 0. row: index from 0.
-    repeat: which sample of the row. place: for people, such as "line 17". size: bytes of the
-    request, or of its item, as JSON. known: fields of the request of a row that has none."""
+class Sample:
+    """A sample of a row of a data set. number: of the sample, from 0. row: index from 0. repeat:
+    which sample of the row. place: for people, such as "line 17"."""
 
     number: int
     row: int
     repeat: int
     place: str
-    request: Request | None
-    error: JobError | None = None
-    size: int = 0
-    known: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow(Sample):
+    """A sample that a job runs. A row that is scored has a request with one item, which names the
+    row. size: bytes of the request, or of its item, as JSON."""
+
+    request: Request
+    size: int
+
+    def refused(self, error: JobError) -> ErrorRow:
+        """The same sample, which no job runs."""
+        fields = self.request.to_dict()
+        return ErrorRow(self.number, self.row, self.repeat, self.place, error, fields)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow(Sample):
+    """A sample that no job runs. fields: of its request, as far as they are known."""
+
+    error: JobError
+    fields: Mapping[str, Any]
+
+
+SourceRow = RequestRow | ErrorRow
 
 
 class RowSource(Protocol):

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from jobs.api.request import ChatRequest
-from jobs.data_sets.source import SourceRow, Wanted
+from jobs.data_sets.source import ErrorRow, RequestRow, SourceRow, Wanted
 from jobs.errors import InvalidRequest, JobError, invalid
 from jobs.results.files import Results
 from jobs.results.scores import KEY
@@ -52,7 +52,7 @@ class Questions:
         """Raise InvalidRequest if none of the first samples makes a valid request."""
         answered = (row for row in self._samples() if _is_answered(row))
         found = [self._question(0, row) for row in islice(answered, FIRST_ROWS)]
-        errors = [one.error for one in found if one.error is not None]
+        errors = [one.error for one in found if isinstance(one, ErrorRow)]
         if errors and len(errors) == len(found):
             raise invalid(f"no answer can be judged: {errors[0].message}", "metric")
 
@@ -118,8 +118,10 @@ class Questions:
                 {**fields, "messages": [{"role": "user", "content": prompt or "-"}]}
             )
         except InvalidRequest as failure:
-            return SourceRow(number, number, 0, place, None, failure, 0, fields)
-        return SourceRow(number, number, 0, place, request, error, len(prompt.encode()))
+            return ErrorRow(number, number, 0, place, failure, fields)
+        if error is not None:
+            return ErrorRow(number, number, 0, place, error, request.to_dict())
+        return RequestRow(number, number, 0, place, request, len(prompt.encode()))
 
 
 def judged_rows(results: Results, name: str, run: str) -> Iterator[dict[str, Any]]:

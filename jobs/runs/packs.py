@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jobs.api.request import ChatRequest
 from jobs.api.score_request import ScoreRequest
-from jobs.data_sets.source import SourceRow
+from jobs.data_sets.source import RequestRow
 from jobs.operations import Request
 
 PACK_ROWS = 64
@@ -25,17 +25,16 @@ class Pack(NamedTuple):
     """A request, and the rows that its job gives."""
 
     request: Request
-    rows: Sequence[SourceRow]
+    rows: Sequence[RequestRow]
 
 
-def place_of(row: SourceRow) -> tuple[str, str]:
+def place_of(row: RequestRow) -> tuple[str, str]:
     """Key of the order in which rows are enqueued: those of a model one behind the other, since a
     script enqueues jobs of one queue, and of these those that begin alike."""
-    assert row.request is not None
     return row.request.model, prompt_of(row)
 
 
-def prompt_of(row: SourceRow) -> str:
+def prompt_of(row: RequestRow) -> str:
     """The beginning of what the model sees of a row."""
     request = row.request
     if isinstance(request, ChatRequest):
@@ -45,10 +44,10 @@ def prompt_of(row: SourceRow) -> str:
     return str(item.get("prompt", item.get("messages", item.get("text"))))
 
 
-def packs(rows: Sequence[SourceRow], is_alone: Callable[[int], bool]) -> Iterator[Pack]:
+def packs(rows: Sequence[RequestRow], is_alone: Callable[[int], bool]) -> Iterator[Pack]:
     """The jobs of some rows, which are in the order of their prompts. Each row that is scored has a
     request with one item. `is_alone`: by the number of a row, whether it has a job of its own."""
-    open_rows: list[SourceRow] = []
+    open_rows: list[RequestRow] = []
     size = sequences = 0
     for row in rows:
         packed = isinstance(row.request, ScoreRequest) and not is_alone(row.number)
@@ -58,7 +57,6 @@ def packs(rows: Sequence[SourceRow], is_alone: Callable[[int], bool]) -> Iterato
             yield _pack(open_rows)
             open_rows, size, sequences = [], 0, 0
         if not packed:
-            assert row.request is not None
             yield Pack(row.request, [row])
             continue
         open_rows.append(row)
@@ -68,16 +66,15 @@ def packs(rows: Sequence[SourceRow], is_alone: Callable[[int], bool]) -> Iterato
         yield _pack(open_rows)
 
 
-def _fits(row: SourceRow, others: Sequence[SourceRow], size: int) -> bool:
+def _fits(row: RequestRow, others: Sequence[RequestRow], size: int) -> bool:
     last = others[-1]
-    assert row.request is not None and last.request is not None
     if row.request.model != last.request.model:
         return False
     times = MAX_OVERRUN if prompt_of(row) == prompt_of(last) else 1
     return len(others) < times * PACK_ROWS and size + row.size <= times * PACK_BYTES
 
 
-def _pack(rows: Sequence[SourceRow]) -> Pack:
+def _pack(rows: Sequence[RequestRow]) -> Pack:
     requests = [row.request for row in rows if isinstance(row.request, ScoreRequest)]
     items = [item for one in requests for item in one.items]
     return Pack(requests[0].model_copy(update={"items": items}), rows)

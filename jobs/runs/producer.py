@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 import redis
@@ -16,7 +16,7 @@ from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.api.score_request import ScoreRequest
-from jobs.data_sets.source import RowSource, SourceRow
+from jobs.data_sets.source import ErrorRow, RequestRow, RowSource, SourceRow
 from jobs.errors import JobError
 from jobs.operations import CHAT, SCORE
 from jobs.results.outbox import OutboxEntry, outbox_entry
@@ -167,16 +167,16 @@ class Producer:
                 self._tick(READING_SECONDS)
             if row is not None:
                 chunk.append(row)
-                size += row.size
+                size += row.size if isinstance(row, RequestRow) else 0
             if len(chunk) >= count or size > CHUNK_BYTES or not self._going:
                 return chunk, False
         return chunk, True
 
     def _send(self, chunk: list[SourceRow]) -> None:
         """Enqueue rows, those with a common beginning one after the other, so that workers compute
-        it once. Rows without a request are ended."""
-        self._end([row for row in chunk if row.error is not None])
-        left = sorted((row for row in chunk if row.error is None), key=place_of)
+        it once. Rows that no job runs are ended."""
+        self._end([row for row in chunk if isinstance(row, ErrorRow)])
+        left = sorted((row for row in chunk if isinstance(row, RequestRow)), key=place_of)
         while left := self._without_owners(left):
             sent = [*packs(left, self._alone.__contains__)]
             requests = [pack.request for pack in sent]
@@ -189,7 +189,7 @@ class Producer:
                 time.sleep(FULL_SECONDS)
             left = [row for pack in again for row in pack.rows] if self._going else []
 
-    def _without_owners(self, rows: list[SourceRow]) -> list[SourceRow]:
+    def _without_owners(self, rows: list[RequestRow]) -> list[RequestRow]:
         """The rows that no scoring job has. A job of an earlier call may have packed them with
         others than this call would, and gives the same rows."""
         scored = {row.number: row for row in rows if isinstance(row.request, ScoreRequest)}
@@ -206,8 +206,7 @@ class Producer:
             add(number, self._row_job(row, owner.job_id))
         return [row for row in rows if owners.get(row.number) is None]
 
-    def _row_job(self, row: SourceRow, job_id: str) -> RowJob:
-        assert row.request is not None
+    def _row_job(self, row: RequestRow, job_id: str) -> RowJob:
         queue = keys.queue(row.request.model, row.request.job.priority)
         return RowJob(row.row, row.repeat, job_id, queue)
 
@@ -228,10 +227,10 @@ class Producer:
         if found.param == "job.row":
             self._refuse_taken(row, found)
         else:
-            self._end([replace(row, error=found)])
+            self._end([row.refused(found)])
         return True
 
-    def _refuse_taken(self, row: SourceRow, error: JobError) -> None:
+    def _refuse_taken(self, row: RequestRow, error: JobError) -> None:
         """Another request has the row. If its job has ended, it is on its way to Parquet, or the
         files have lost it. Raises JobError if the job may run."""
         one = self._row_job(row, "")
@@ -239,14 +238,14 @@ class Producer:
             raise self._taken(row, error.message.partition(":")[2].strip())
         self._window.add_ended(row.number, one)
 
-    def _taken(self, row: SourceRow, fact: str) -> JobError:
+    def _taken(self, row: RequestRow, fact: str) -> JobError:
         return JobError(
             "invalid_request",
             f"{row.place}: {fact}; Redis still has jobs of an earlier run of this name: "
             f"chatjobs jobs cancel --run {self._rows.run} ends them",
         )
 
-    def _end(self, rows: list[SourceRow]) -> None:
+    def _end(self, rows: list[ErrorRow]) -> None:
         """Write error rows."""
         entries = [self._entry(row) for row in rows]
         written = self._retry(lambda: self._rows.end(entries))
@@ -255,16 +254,10 @@ class Producer:
             add = self._window.add_ended if is_written else self._window.add
             add(row.number, RowJob(row.row, row.repeat, self._id_of(row), ""))
 
-    def _entry(self, row: SourceRow) -> OutboxEntry:
-        assert row.error is not None
+    def _entry(self, row: ErrorRow) -> OutboxEntry:
         error = row.error.to_dict()
-        request = dict(row.known) if row.request is None else row.request.to_dict()
-        request["job"] = {
-            **request.get("job", {}),
-            "run": self._rows.run,
-            "row": row.row,
-            "repeat": row.repeat,
-        }
+        of_run = {"run": self._rows.run, "row": row.row, "repeat": row.repeat}
+        request = {**row.fields, "job": {**row.fields.get("job", {}), **of_run}}
         return outbox_entry(
             self._id_of(row),
             request,
@@ -275,7 +268,7 @@ class Producer:
             finished_at=time.time(),
         )
 
-    def _id_of(self, row: SourceRow) -> str:
+    def _id_of(self, row: ErrorRow) -> str:
         """The id in the row of a sample that no job has run."""
         return f"{row.number}-{self._rows.run.replace('.', '_')}"
 

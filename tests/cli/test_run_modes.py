@@ -155,7 +155,7 @@ def test_a_template_makes_the_choices_of_each_row(tmp_path: Path) -> None:
         "template of choices",
     )
     with DataSet([file], overrides, choices=choices) as source:
-        first, second = filter(None, source.read(lambda _: True))
+        first, second = [one for one in source.read(lambda _: True) if one is not None]
     assert isinstance(first.request, ScoreRequest)
     (item,) = first.request.items
     assert (item["choices"], item["target"]) == ([" (A)", " (B)"], "(B)")

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from jobs import ChatRequest, ScoreRequest
-from jobs.data_sets.source import SourceRow
+from jobs.data_sets.source import RequestRow
 from jobs.runs.packs import MAX_OVERRUN, PACK_BYTES, PACK_ROWS, PACK_SEQUENCES, packs
 
 
-def row(number: int, prompt: str, size: int = 10, model: str = "m") -> SourceRow:
+def row(number: int, prompt: str, size: int = 10, model: str = "m") -> RequestRow:
     item = {"type": "loglikelihood", "prompt": prompt, "continuations": [" a"], "row": number}
     request = ScoreRequest(model=model, items=[item], job={"run": "r", "priority": "bulk"})
-    return SourceRow(number, number, 0, f"line {number}", request, None, size)
+    return RequestRow(number, number, 0, f"line {number}", request, size)
 
 
-def sizes(rows: list[SourceRow], alone: set[int] = frozenset()) -> list[int]:  # type: ignore[assignment]
+def sizes(rows: list[RequestRow], alone: set[int] = frozenset()) -> list[int]:  # type: ignore[assignment]
     found = [*packs(rows, alone.__contains__)]
     assert [one for pack in found for one in pack.rows] == rows
     items = [
@@ -42,12 +42,12 @@ def test_rows_of_one_prompt_stay_together_up_to_a_limit() -> None:
 def test_a_pack_holds_texts_of_so_many_windows() -> None:
     half = {"type": "perplexity", "text": [1] * (PACK_SEQUENCES // 2), "window": 1}
     requests = [ScoreRequest(model="m", items=[{**half, "row": n}]) for n in range(3)]
-    rows = [SourceRow(n, n, 0, f"line {n}", one, None, 10) for n, one in enumerate(requests)]
+    rows = [RequestRow(n, n, 0, f"line {n}", one, 10) for n, one in enumerate(requests)]
     assert sizes(rows) == [2, 1]
 
 
 def test_some_rows_have_a_job_of_their_own() -> None:
     assert sizes([row(n, "a") for n in range(5)], alone={2}) == [2, 1, 2]
     request: Any = ChatRequest(model="m", messages=[{"role": "user", "content": "a"}])
-    chats = [SourceRow(n, n, 0, "", request) for n in range(2)]
+    chats = [RequestRow(n, n, 0, "", request, 10) for n in range(2)]
     assert [len(pack.rows) for pack in packs(chats, lambda _: False)] == [1, 1]
