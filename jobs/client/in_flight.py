@@ -14,6 +14,7 @@ from typing import Any
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
+from jobs.api.score_packs import Measure, PackLimits, packed
 from jobs.api.score_request import MAX_ITEMS, ScoreRequest, count_sequences
 from jobs.api.score_result import ScoredItem, ScoreResult
 from jobs.client.client import Client
@@ -21,8 +22,11 @@ from jobs.client.job import Job
 from jobs.errors import JobError
 
 MAX_JOBS = 64  # in flight
-PACKED_SEQUENCES = 64  # of a scoring job: as many as a batch holds, and workers share the others
-PACKED_CHARACTERS = 250_000  # of the items of a scoring job, as JSON
+LIMITS = PackLimits(  # of a scoring job
+    items=MAX_ITEMS,
+    sequences=64,  # as many as a batch holds, and workers share the others
+    characters=250_000,
+)
 
 Outcome = ChatCompletion | ScoreResult | JobError
 
@@ -71,12 +75,12 @@ def score_many(
 
     def requests() -> Iterator[ScoreRequest]:
         first = 0
-        for number, packed in enumerate(pack(items)):
+        for number, together in enumerate(pack(items)):
             if row is not None:
                 options["row"] = row + first
-            yield ScoreRequest(model=model, items=packed, job=options, **fields)
-            jobs[number] = first, len(packed)
-            first += len(packed)
+            yield ScoreRequest(model=model, items=together, job=options, **fields)
+            jobs[number] = first, len(together)
+            first += len(together)
 
     with closing(outcomes(client, requests(), max_jobs)) as found:
         for number, outcome in found:
@@ -90,17 +94,9 @@ def score_many(
 
 
 def pack(items: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """The items in lists that one scoring job each takes. An item that exceeds the limits is alone
-    in its job."""
-    packed: list[Mapping[str, Any]] = []
-    sequences = characters = 0
-    for item in items:
-        more, longer = count_sequences(item), len(json.dumps(item))
-        full = sequences + more > PACKED_SEQUENCES or characters + longer > PACKED_CHARACTERS
-        if packed and (full or len(packed) == MAX_ITEMS):
-            yield packed
-            packed, sequences, characters = [], 0, 0
-        packed.append(item)
-        sequences, characters = sequences + more, characters + longer
-    if packed:
-        yield packed
+    """The items in lists that one scoring job each takes."""
+
+    def measure(item: Mapping[str, Any]) -> Measure:
+        return Measure(None, "", count_sequences(item), len(json.dumps(item)))
+
+    return packed(items, LIMITS, measure)

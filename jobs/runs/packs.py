@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from jobs.api.request import ChatRequest
+from jobs.api.score_packs import Measure, PackLimits, packed
 from jobs.api.score_request import ScoreRequest
 from jobs.data_sets.source import RequestRow
 from jobs.operations import Request
 
-PACK_ROWS = 64
-PACK_BYTES = 16 * 1024  # of items as JSON: about 4,000 tokens
-PACK_SEQUENCES = 1000  # continuations and windows, about; a job may have ten times as many
-# Rows of one prompt stay in one pack up to this many times its limits.
-MAX_OVERRUN = 4
+LIMITS = PackLimits(
+    items=64,
+    sequences=1000,  # about; a job may have ten times as many
+    characters=16 * 1024,  # about 4,000 tokens
+    overrun=4,  # so that rows of one prompt stay in one pack
+)
 
 
 class Pack(NamedTuple):
@@ -47,34 +49,20 @@ def prompt_of(row: RequestRow) -> str:
 def packs(rows: Sequence[RequestRow], is_alone: Callable[[int], bool]) -> Iterator[Pack]:
     """The jobs of some rows, which are in the order of their prompts. Each row that is scored has a
     request with one item. `is_alone`: by the number of a row, whether it has a job of its own."""
-    open_rows: list[RequestRow] = []
-    size = sequences = 0
-    for row in rows:
-        packed = isinstance(row.request, ScoreRequest) and not is_alone(row.number)
-        cost = row.request.cost if isinstance(row.request, ScoreRequest) else 1
-        fits = packed and sequences + cost <= PACK_SEQUENCES
-        if open_rows and not (fits and _fits(row, open_rows, size)):
-            yield _pack(open_rows)
-            open_rows, size, sequences = [], 0, 0
-        if not packed:
-            yield Pack(row.request, [row])
-            continue
-        open_rows.append(row)
-        size += row.size
-        sequences += cost
-    if open_rows:
-        yield _pack(open_rows)
+
+    def measure(row: RequestRow) -> Measure:
+        request = row.request
+        if isinstance(request, ScoreRequest) and not is_alone(row.number):
+            return Measure(request.model, prompt_of(row), request.cost, row.size)
+        return Measure(row.number, "", 1, row.size)
+
+    for pack in packed(rows, LIMITS, measure):
+        yield Pack(_request_of(pack), pack)
 
 
-def _fits(row: RequestRow, others: Sequence[RequestRow], size: int) -> bool:
-    last = others[-1]
-    if row.request.model != last.request.model:
-        return False
-    times = MAX_OVERRUN if prompt_of(row) == prompt_of(last) else 1
-    return len(others) < times * PACK_ROWS and size + row.size <= times * PACK_BYTES
-
-
-def _pack(rows: Sequence[RequestRow]) -> Pack:
-    requests = [row.request for row in rows if isinstance(row.request, ScoreRequest)]
-    items = [item for one in requests for item in one.items]
-    return Pack(requests[0].model_copy(update={"items": items}), rows)
+def _request_of(rows: Sequence[RequestRow]) -> Request:
+    requests = [row.request for row in rows]
+    if len(requests) == 1:
+        return requests[0]
+    items = [item for one in requests if isinstance(one, ScoreRequest) for item in one.items]
+    return requests[0].model_copy(update={"items": items})

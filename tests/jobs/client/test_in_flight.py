@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jobs import ChatCompletion, ChatRequest, JobError
-from jobs.client.in_flight import PACKED_CHARACTERS, PACKED_SEQUENCES, outcomes, pack, score_many
+from jobs.client.in_flight import LIMITS, outcomes, pack, score_many
 from jobs.testing import Answer, FakeWorker
 
 
@@ -66,17 +66,17 @@ def test_items_are_packed_by_sequences_and_size() -> None:
             "continuations": ["c"] * continuations,
         }
 
-    given = [item(4) for _ in range(PACKED_SEQUENCES // 4 + 1)]
-    assert [len(one) for one in pack(given)] == [PACKED_SEQUENCES // 4, 1]
-    long = "p" * (PACKED_CHARACTERS // 2)
+    given = [item(4) for _ in range(LIMITS.sequences // 4 + 1)]
+    assert [len(one) for one in pack(given)] == [LIMITS.sequences // 4, 1]
+    long = "p" * (LIMITS.characters // 2)
     assert [len(one) for one in pack([item(1), item(1, long), item(1, long)])] == [2, 1]
     # One that is larger than any job may be is not lost.
-    assert [len(one) for one in pack([item(1), item(2 * PACKED_SEQUENCES), item(1)])] == [1, 1, 1]
+    assert [len(one) for one in pack([item(1), item(2 * LIMITS.sequences), item(1)])] == [1, 1, 1]
 
 
 def test_the_items_of_a_job_that_failed_have_its_error() -> None:
-    items = [{"type": "perplexity", "text": str(number)} for number in range(PACKED_SEQUENCES + 1)]
+    items = [{"type": "perplexity", "text": str(number)} for number in range(LIMITS.sequences + 1)]
     with FakeWorker().client() as client:
         found = dict(score_many(client, "m", items, job={"run": "r", "row": 5, "retries": 0}))
-        assert sorted(found) == list(range(PACKED_SEQUENCES + 1))
+        assert sorted(found) == list(range(LIMITS.sequences + 1))
         assert all(one.failure is not None for one in found.values())

@@ -6,7 +6,7 @@ from typing import Any
 
 from jobs import ChatRequest, ScoreRequest
 from jobs.data_sets.source import RequestRow
-from jobs.runs.packs import MAX_OVERRUN, PACK_BYTES, PACK_ROWS, PACK_SEQUENCES, packs
+from jobs.runs.packs import LIMITS, packs
 
 
 def row(number: int, prompt: str, size: int = 10, model: str = "m") -> RequestRow:
@@ -27,20 +27,20 @@ def sizes(rows: list[RequestRow], alone: set[int] = frozenset()) -> list[int]:  
 
 
 def test_a_pack_ends_at_its_limits_and_holds_one_model() -> None:
-    assert sizes([row(n, str(n)) for n in range(PACK_ROWS + 3)]) == [PACK_ROWS, 3]
-    assert sizes([row(n, str(n), PACK_BYTES // 2) for n in range(5)]) == [2, 2, 1]
-    assert sizes([row(0, "a", 5 * PACK_BYTES), row(1, "b"), row(2, "c")]) == [1, 2]
+    assert sizes([row(n, str(n)) for n in range(LIMITS.items + 3)]) == [LIMITS.items, 3]
+    assert sizes([row(n, str(n), LIMITS.characters // 2) for n in range(5)]) == [2, 2, 1]
+    assert sizes([row(0, "a", 5 * LIMITS.characters), row(1, "b"), row(2, "c")]) == [1, 2]
     assert sizes([row(0, "a"), row(1, "a", model="n"), row(2, "a", model="n")]) == [1, 2]
 
 
 def test_rows_of_one_prompt_stay_together_up_to_a_limit() -> None:
-    alike = [row(n, "a") for n in range(PACK_ROWS + 20)]
-    assert sizes([*alike, row(1000, "b")]) == [PACK_ROWS + 20, 1]
-    assert sizes([row(n, "a", PACK_BYTES) for n in range(6)]) == [MAX_OVERRUN, 2]
+    alike = [row(n, "a") for n in range(LIMITS.items + 20)]
+    assert sizes([*alike, row(1000, "b")]) == [LIMITS.items + 20, 1]
+    assert sizes([row(n, "a", LIMITS.characters) for n in range(6)]) == [LIMITS.overrun, 2]
 
 
 def test_a_pack_holds_texts_of_so_many_windows() -> None:
-    half = {"type": "perplexity", "text": [1] * (PACK_SEQUENCES // 2), "window": 1}
+    half = {"type": "perplexity", "text": [1] * (LIMITS.sequences // 2), "window": 1}
     requests = [ScoreRequest(model="m", items=[{**half, "row": n}]) for n in range(3)]
     rows = [RequestRow(n, n, 0, f"line {n}", one, 10) for n, one in enumerate(requests)]
     assert sizes(rows) == [2, 1]
