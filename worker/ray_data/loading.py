@@ -12,6 +12,7 @@ from jobs.errors import JobError, invalid
 from worker import advice
 from worker.backend import Backend, ModelInfo
 from worker.model_spec import ModelSpec
+from worker.ray_data.arguments import PredictorArguments
 
 # Fields of ModelSpec that `Engine.load` does not take.
 NOT_GIVEN = ("reference", "aliases", "prompt_caches")
@@ -30,10 +31,9 @@ def check_engine_kwargs(given: Mapping[str, Any]) -> None:
             raise invalid(f"engine_kwargs: unknown argument {name!r}; {hint}", "engine_kwargs")
 
 
-def load(
-    model: str, engine_kwargs: Mapping[str, Any], *, download: bool
-) -> tuple[Backend, ModelInfo]:
+def load(arguments: PredictorArguments) -> tuple[Backend, ModelInfo]:
     """A backend that has loaded a model. Raises JobError."""
+    engine_kwargs = arguments.engine_kwargs or {}
     check_engine_kwargs(engine_kwargs)
     try:
         from worker.host.engine_host import EngineHost
@@ -47,9 +47,9 @@ def load(
     for name, path in (("chat_template", template_path), ("download_dir", Path)):
         if options.get(name) is not None:
             options[name] = path(options[name])
-    spec = ModelSpec(reference=model, **options)
+    spec = ModelSpec(reference=arguments.model, **options)
     spec.require_types()
-    if not download:
+    if not arguments.download:
         _require_here(spec)
     backend = EngineHost(device=engine_kwargs.get("device", "auto"), interactive_slots=0)
     try:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jobs.errors import JobError, invalid
 from jobs.install import command_for
+from worker.ray_data.arguments import MODES, PredictorArguments
 from worker.ray_data.loading import check_engine_kwargs
 from worker.ray_data.predictor import EnginePredictor
-from worker.ray_data.rows import MODES, RowReader
+from worker.ray_data.rows import RowReader
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -50,16 +52,20 @@ def predict(
             raise
         raise JobError("unavailable", f"Ray Data is not installed: {command_for('ray')}") from None
 
-    of_rows: dict[str, Any] = {
-        "mode": mode,
-        "options": options,
-        "columns": columns,
-        "delimiter": delimiter,
-        "seed": seed,
-        "run": run,
-    }
+    arguments = PredictorArguments(
+        model,
+        mode=mode,
+        options=options,
+        columns=columns,
+        template=template,
+        delimiter=delimiter,
+        seed=seed,
+        run=run,
+        engine_kwargs=engine_kwargs,
+        download=download,
+    )
     check_engine_kwargs(engine_kwargs or {})
-    reader = RowReader(model, **of_rows)
+    reader = RowReader(replace(arguments, template=None))  # which an actor checks
     names = dataset.columns(fetch_if_missing=False)
     if names is not None:
         reader.kept(names)
@@ -72,13 +78,7 @@ def predict(
     few, most = concurrency if isinstance(concurrency, tuple) else (concurrency, concurrency)
     return dataset.map_batches(
         EnginePredictor,
-        fn_constructor_kwargs={
-            "model": model,
-            **of_rows,
-            "template": template,
-            "engine_kwargs": engine_kwargs,
-            "download": download,
-        },
+        fn_constructor_kwargs=dict(vars(arguments)),
         batch_format="pyarrow",
         batch_size=batch_size,
         compute=ActorPoolStrategy(

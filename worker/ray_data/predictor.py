@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,9 +15,10 @@ import pyarrow as pa
 from jobs.errors import JobError, invalid
 from jobs.operations import operation_for
 from worker.backend import Assembly, Handle, Outcome
+from worker.ray_data.arguments import PredictorArguments
 from worker.ray_data.loading import load
 from worker.ray_data.results import results_of
-from worker.ray_data.rows import MODES, BatchRow, RowReader
+from worker.ray_data.rows import BatchRow, RowReader
 
 logger = logging.getLogger(__name__)
 
@@ -53,35 +54,14 @@ class EnginePredictor:
     download       whether weights may be downloaded
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        mode: str = MODES[0],
-        options: Mapping[str, Any] | None = None,
-        columns: Mapping[str, str] | None = None,
-        template: str | None = None,
-        delimiter: str | None = None,
-        seed: int | None = None,
-        run: str = "ray",
-        engine_kwargs: Mapping[str, Any] | None = None,
-        download: bool = False,
-    ) -> None:
+    def __init__(self, model: str, **others: Any) -> None:
         """Load the model. Never raises JobError: the first batch does, whose error Ray shows
         without that of the actor around it."""
+        arguments = PredictorArguments(model, **others)
         self._fault: JobError | None = None
         try:
-            self._reader = RowReader(
-                model,
-                mode=mode,
-                options=options,
-                columns=columns,
-                template=template,
-                delimiter=delimiter,
-                seed=seed,
-                run=run,
-            )
-            self._backend, info = load(model, engine_kwargs or {}, download=download)
+            self._reader = RowReader(arguments)
+            self._backend, info = load(arguments)
             self._provenance = asdict(info)
         except JobError as error:
             self._fault = error

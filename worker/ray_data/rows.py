@@ -38,8 +38,8 @@ from jobs.keys import RUN_ID
 from jobs.operations import Request
 from jobs.results.rows import request_hash
 from jobs.results.schema import SCHEMA
+from worker.ray_data.arguments import MODES, PredictorArguments
 
-MODES = ("chat", "completion", *SCORE_MODES)
 ROW_INDEX = "row_index"  # the field that numbers a row
 NO_OPTIONS = ("model", "messages", "items", "job")  # fields that rows and arguments set
 # A row of each mode, to check options with.
@@ -69,21 +69,11 @@ class BatchRow:
 
 
 class RowReader:
-    """Makes the requests of one model. The arguments are those of `EnginePredictor`. Raises
-    JobError for one that no row can be read with."""
+    """Makes the requests of one model. Raises JobError for an argument that no row can be read
+    with."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        mode: str = MODES[0],
-        options: Mapping[str, Any] | None = None,
-        columns: Mapping[str, str] | None = None,
-        template: str | None = None,
-        delimiter: str | None = None,
-        seed: int | None = None,
-        run: str = "ray",
-    ) -> None:
+    def __init__(self, arguments: PredictorArguments) -> None:
+        mode, run, seed = arguments.mode, arguments.run, arguments.seed
         if mode not in MODES:
             raise invalid(f"mode: must be one of {', '.join(MODES)}, got {describe(mode)}", "mode")
         if not isinstance(run, str) or not RUN_ID.fullmatch(run):
@@ -94,21 +84,22 @@ class RowReader:
         self._mode, self._run, self._seed = mode, run, seed
         fields = (ROW_INDEX, *SOURCES, *ROW_FIELDS, *request_fields())
         self._fields = frozenset((ROW_INDEX, *row_fields(mode)) if self._scores else fields)
-        self._columns = self._checked_columns(columns or {})
+        self._columns = self._checked_columns(arguments.columns or {})
         self._overrides = Overrides(
-            model,
+            arguments.model,
             run,
-            fields=_options_of(options or {}, mode),
+            fields=_options_of(arguments.options or {}, mode),
             names=self._columns,
             ignore_unknown=True,
             own_ids=True,
             mode=mode,
-            delimiter=delimiter,
+            delimiter=arguments.delimiter,
             terms=ARGUMENTS,
         )
         line = self._reader({}).read(None, "", 0, PROBES[mode])
         if isinstance(line, InvalidLine):
             raise line.error
+        template = arguments.template
         self._template = None if template is None else RowTemplate(template, {})
 
     def kept(self, columns: Sequence[str]) -> list[str]:
