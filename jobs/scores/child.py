@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import sys
-from typing import IO
 
 from jobs.errors import InvalidRequest
 from jobs.install import command_for
@@ -23,20 +22,42 @@ from jobs.scores.spec import Spec, parse_spec
 def main() -> None:
     """Write a line that says whether the metric is ready, then score until stdin ends."""
     text, seconds, wait = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-    # Functions of users may print: only this file writes to the pipe.
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # Functions of users may print, read and start programs: only this file uses the pipes.
+    replies, rows = _Replies(os.dup(1)), os.fdopen(os.dup(0), encoding="ascii")
     os.dup2(2, 1)
+    _read_nothing()
     # The kernel ends the process if a row takes too long, also one whose parent is gone.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     metric = _made(parse_spec(text), replies)
     _limit_memory(int(sys.argv[4]))
-    for line in sys.stdin:
+    for line in rows:
         for row in json.loads(line):
             _set_timers(seconds, wait)
             reply = _scored(metric, row)
             _set_timers(0, 0)
-            _write(replies, reply)
+            replies.write(reply)
+
+
+class _Replies:
+    """The pipe for lines to the parent. A process that a metric has forked, and that returns from
+    it, ends instead of writing: each row has one reply."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._pipe = os.fdopen(descriptor, "w", encoding="utf-8")
+        self._owner = os.getpid()
+
+    def write(self, line: str) -> None:
+        if os.getpid() != self._owner:
+            os._exit(0)
+        self._pipe.write(f"{line}\n")
+        self._pipe.flush()
+
+
+def _read_nothing() -> None:
+    """Let standard input be empty."""
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
 
 
 def _set_timers(seconds: float, wait: float) -> None:
@@ -44,19 +65,19 @@ def _set_timers(seconds: float, wait: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, wait)
 
 
-def _made(spec: Spec, replies: IO[str]) -> Metric:
+def _made(spec: Spec, replies: _Replies) -> Metric:
     try:
         metric = spec.make()
     except InvalidRequest as error:
-        _write(replies, json.dumps({"refused": error.message}))
+        replies.write(json.dumps({"refused": error.message}))
         sys.exit(2)
     except ModuleNotFoundError as error:
         if spec.kind.package is None:
             raise
         message = f"{spec.name} needs the package {spec.kind.package}: {command_for('scores')}"
-        _write(replies, json.dumps({"refused": f"{message} ({error})"}))
+        replies.write(json.dumps({"refused": f"{message} ({error})"}))
         sys.exit(2)
-    _write(replies, "{}")
+    replies.write("{}")
     return metric
 
 
@@ -88,11 +109,6 @@ def _limit_memory(max_bytes: int) -> None:
     if most != resource.RLIM_INFINITY:
         limit = min(limit, most)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def _write(replies: IO[str], line: str) -> None:
-    replies.write(f"{line}\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from jobs.scores.spec import Spec
 
 LOAD_SECONDS = 600.0  # that a metric may take until it is ready: functions may load models
 SLACK_SECONDS = 5.0  # after its limit, in which the kernel ends the child
+LOOK_SECONDS = 1.0  # between two looks at a child that is silent
 READ_BYTES = 1 << 16
 
 
@@ -107,7 +108,7 @@ class MetricProcess:
     def close(self) -> None:
         """End the child. No other thread may use it."""
         if self._child is not None:
-            self._child.kill()
+            _kill_group(self._child)
             self._end()
 
     def _send(self, rows: Sequence[Row]) -> None:
@@ -126,7 +127,12 @@ class MetricProcess:
         poll.register(pipe, select.POLLIN)
         deadline = time.monotonic() + seconds
         while b"\n" not in self._unread:
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            left = max(0.0, deadline - time.monotonic())
+            # Processes that the metric has started may keep the pipe of an ended child open.
+            has_ended = _ends_within(self._child, 0)
+            if not poll.poll(0 if has_ended else min(left, LOOK_SECONDS) * 1000):
+                if not has_ended and left:
+                    continue
                 self._child.send_signal(signal.SIGALRM)
                 return None
             chunk = os.read(pipe, READ_BYTES)
@@ -138,16 +144,15 @@ class MetricProcess:
         return reply
 
     def _end(self) -> str:
-        """Reap the child. Returns why it has ended."""
+        """Reap the child, and end the processes that it has started. Returns why it has ended."""
         child, self._child = self._child, None
         assert child is not None and child.stdin is not None and child.stdout is not None
         child.stdin.close()
         child.stdout.close()
-        try:
-            status = child.wait(SLACK_SECONDS)
-        except subprocess.TimeoutExpired:  # it catches SIGALRM
-            child.kill()
-            child.wait()
+        in_time = _ends_within(child, SLACK_SECONDS)
+        _kill_group(child)
+        status = child.wait()
+        if not in_time:  # it catches SIGALRM
             status = -signal.SIGALRM
         if status == -signal.SIGPROF:
             return f"the metric took more than {self._limits.seconds:g} s of CPU time (--timeout)"
@@ -156,6 +161,23 @@ class MetricProcess:
         if status < 0:
             return f"the process of the metric ended by {signal.Signals(-status).name}"
         return f"the process of the metric exited with {status}"
+
+
+def _ends_within(child: subprocess.Popen[bytes], seconds: float) -> bool:
+    """True once the child has ended. It is not reaped: its id stays that of its group."""
+    deadline = time.monotonic() + seconds
+    with suppress(ChildProcessError):  # `stop` has reaped it
+        while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+    return True
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    """Kill the child, and the processes that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _stopped_error() -> JobError:

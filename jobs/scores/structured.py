@@ -71,7 +71,10 @@ class JsonSchema:
 
 def parsed(text: str) -> Any:
     """The value of JSON text. Raises ValueError."""
-    return json.loads(text, parse_constant=_refuse)
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("arrays or objects are nested too deeply") from None
 
 
 def _refuse(name: str) -> None:

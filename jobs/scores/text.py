@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import string
-from decimal import Decimal, InvalidOperation
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, InvalidOperation
 
 from jobs.errors import invalid
 from jobs.scores.outcome import Outcome, Row, verdict
@@ -21,6 +21,8 @@ _NUMBER = re.compile(
     r"(?:(?<![\w)])[-+\u2212]\$?)?"
     r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 )
+# Of any exponent: a number that Decimal can't hold is infinite, or 0, and no error.
+_NUMBERS = Context(Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 _NOT_DECIMAL = str.maketrans({",": "", "$": "", "\u2212": "-"})
 
 _LETTER = re.compile(r"\W*([A-Z])\W*")
@@ -105,7 +107,11 @@ class Number:
             raise ValueError(f"the target {target[:40]!r} holds no number")
         if found is None:
             return verdict(False, None, "no number in the answer")
-        return verdict(abs(found - expected) <= self._tolerance, str(found))
+        return verdict(found == expected or self._is_near(found, expected), str(found))
+
+    def _is_near(self, found: Decimal, expected: Decimal) -> bool:
+        difference = _NUMBERS.subtract(found, expected)
+        return difference.is_finite() and difference.copy_abs() <= self._tolerance
 
 
 class Edit:
@@ -166,4 +172,10 @@ def normalised(text: str, ignored: frozenset[str]) -> str:
 def last_number(text: str) -> Decimal | None:
     """The last number in a text, such as 1,234.5, -3 or 2e-4; None if it has none."""
     found = _NUMBER.findall(text)
-    return Decimal(found[-1].translate(_NOT_DECIMAL)) if found else None
+    if not found:
+        return None
+    last = found[-1].translate(_NOT_DECIMAL)
+    try:
+        return Decimal(last)
+    except InvalidOperation:  # its exponent has too many digits
+        return _NUMBERS.create_decimal(last)

@@ -13,9 +13,10 @@ import pytest
 from jobs.errors import InvalidRequest, JobError
 from jobs.scores.process import Limits, MetricProcess, Scoring
 from jobs.scores.spec import parse_spec
+from tests.waiting import has_ended, wait_until
 
 FUNCTIONS = """
-import os, sys, time
+import os, subprocess, sys, time
 
 def behave(row):
     text = row["text"]
@@ -30,6 +31,15 @@ def behave(row):
     if text == "text": return "good"
     if text == "print": print("noise")
     if text == "field": return row["metadata"]["n"]
+    if text == "fork": return 8 if os.fork() else 9
+    if text == "program": return len(subprocess.run(["cat"], capture_output=True).stdout)
+    if text == "input": return len(sys.stdin.read())
+    if text.startswith("forked "):  # and then it ends, or takes all CPU time
+        pid = os.fork()
+        if not pid: time.sleep(1000)
+        with open(text.split()[2], "w") as file: file.write(str(pid))
+        if text.split()[1] == "abort": os.abort()
+        while True: pass
     if text == "dict": return {"value": True, "label": "fine", "explanation": 7}
     if text == "unknown": return {"value": 1, "note": ""}
     return os.getpid()
@@ -113,6 +123,29 @@ def test_what_a_function_returns_is_checked(process: MetricProcess) -> None:
     assert values[1] is not None and values[1].value == 1
     assert (values[1].label, values[1].explanation) == ("fine", "7")
     assert values[2] is not None  # what it prints is no reply
+
+
+def test_each_row_has_its_own_value_if_a_metric_forks(process: MetricProcess) -> None:
+    found = score(process, "fork", "field", "fork", "field")
+    assert [one.outcome and one.outcome.value for one in found] == [8, 4, 8, 4]
+
+
+def test_a_metric_and_its_programs_read_an_empty_input(reference: str) -> None:
+    process = MetricProcess(parse_spec(reference), Limits())
+    found = score(process, "program", "input", "field")
+    process.close()
+    assert [one.outcome and one.outcome.value for one in found] == [0, 0, 4]
+
+
+@pytest.mark.parametrize(("way", "message"), [("abort", "SIGABRT"), ("spin", "of CPU time")])
+def test_what_a_metric_has_started_ends_with_it(
+    process: MetricProcess, tmp_path: Path, way: str, message: str
+) -> None:
+    pid = tmp_path / "pid"
+    ended, after = score(process, f"forked {way} {pid}", "field")
+    assert message in (ended.error or "")
+    assert after.outcome is not None
+    wait_until(lambda: has_ended(int(pid.read_text())))
 
 
 def test_memory_is_limited(process: MetricProcess) -> None:

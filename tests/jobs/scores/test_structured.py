@@ -15,7 +15,15 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 @pytest.mark.parametrize(
     ("text", "valid"),
-    [('{"a": [1, null]}', 1), ("3", 1), ("{'a': 1}", 0), ("NaN", 0), ('{"a":', 0), ("", 0)],
+    [
+        ('{"a": [1, null]}', 1),
+        ("3", 1),
+        ("{'a': 1}", 0),
+        ("NaN", 0),
+        ('{"a":', 0),
+        ("", 0),
+        pytest.param("[" * 10**5, 0, id="nested"),
+    ],
 )
 def test_valid_json(text: str, valid: int) -> None:
     assert ValidJson(None).score({"text": text}).value == valid
