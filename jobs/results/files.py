@@ -28,7 +28,7 @@ from jobs.disk import sync_folder
 from jobs.errors import invalid
 from jobs.keys import RUN_ID
 from jobs.results.rows import Row
-from jobs.results.schema import SCHEMA, leaves
+from jobs.results.schema import SCHEMA, foreign_fault, leaves
 from jobs.results.scores import (
     SAMPLES_DIGEST,
     SCORES,
@@ -214,8 +214,8 @@ class Results:
         return read_again(lambda: self._dataset(run, stacklevel=5))
 
     def broken(self, run: str) -> dict[Path, str]:
-        """The run's files that can't be read, because their footer is damaged or missing, and why.
-        chatjobs itself writes whole files only."""
+        """The run's files that can't be read, because their footer is damaged or missing or another
+        program has written them, and why. chatjobs itself writes whole files only."""
         return read_again(lambda: _check(self.files(run)))
 
     def table(self, run: str, columns: Sequence[str] | None = None) -> Any:
@@ -324,15 +324,17 @@ def _known(columns: Sequence[str] | None, schema: pa.Schema, where: str) -> list
 
 
 def _check(files: list[Path]) -> dict[Path, str]:
-    """The files whose footer can't be read, and why."""
+    """The files whose footer can't be read, or that other programs have written, and why."""
     faults = {}
     for file in files:
         try:
-            pq.read_metadata(file)
+            fault = foreign_fault(pq.read_schema(file))
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, FileNotFoundError) and not file.is_symlink():
                 raise  # it was listed, and `compact` has removed it since
-            faults[file] = " ".join(str(error).split())
+            fault = " ".join(str(error).split())
+        if fault is not None:
+            faults[file] = fault
     return faults
 
 

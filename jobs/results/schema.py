@@ -203,6 +203,31 @@ SCHEMA = pa.schema(
 )
 
 
+# Columns of the key and the state of a row, which the files of every version have.
+OLDEST = ("row_index", "choice_index", "status")
+
+
+def foreign_fault(schema: pa.Schema) -> str | None:
+    """Why a Parquet file with this schema has no rows of a run, as one that another program has
+    written; None if it may have some. Programs that rewrite files change the width of types."""
+    for name in OLDEST:
+        place = schema.get_field_index(name)
+        if place < 0:
+            return f"no file of chatjobs: it has no column {name!r}"
+        found, kind = schema.field(place).type, SCHEMA.field(name).type
+        if not (pa.types.is_integer(found) if pa.types.is_integer(kind) else _is_text(found)):
+            return f"no file of chatjobs: its column {name!r} has the type {found}"
+    return None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
 def leaves(schema: pa.Schema = SCHEMA) -> dict[str, pa.DataType]:
     """Leaf columns of the Parquet file: dotted path → type."""
     found: dict[str, pa.DataType] = {}

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from jobs.api.row_keys import MAX_ROW
 from jobs.errors import invalid
 from jobs.results.files import SAMPLES, Results
+from jobs.results.schema import foreign_fault
 from jobs.results.superseded import without_superseded
 from jobs.runs.row_set import RowSet
 
@@ -114,8 +115,10 @@ def _names_in(folder: Path) -> list[str]:
 
 def read_columns(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
     """The values of some columns of a file, row by row; 0 in a column that an older version has not
-    written. Raises pyarrow.ArrowException and OSError."""
+    written. Raises pyarrow.ArrowException, also for a file of another program, and OSError."""
     with pq.ParquetFile(file) as source:
+        if fault := foreign_fault(source.schema_arrow):
+            raise pa.ArrowInvalid(fault)
         known = set(source.schema_arrow.names)
         present = [name for name in columns if name in known]
         for batch in source.iter_batches(BATCH_ROWS, columns=present):

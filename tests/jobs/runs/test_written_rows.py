@@ -12,6 +12,7 @@ import pytest
 
 from jobs import Results
 from jobs.errors import InvalidRequest
+from jobs.results.files import BrokenFileWarning
 from jobs.runs.audit import audit
 from jobs.runs.row_set import PAGE_ROWS, RowSet
 from jobs.runs.written_rows import WrittenRows
@@ -23,6 +24,7 @@ def write(folder: Path, *rows: int | None) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     columns = {
         "row_index": pa.array(rows, pa.int64()),
+        "choice_index": pa.array([0] * len(rows), pa.int16()),
         "status": ["ok"] * len(rows),
     }
     pq.write_table(pa.table(columns), file)
@@ -84,3 +86,33 @@ def test_a_file_that_can_not_be_read_is_named_until_it_is_gone(tmp_path: Path) -
     file.write_bytes(content)
     assert written.refresh() == 1
     written.check()
+
+
+def test_a_file_of_another_program_is_no_row_of_a_run(tmp_path: Path) -> None:
+    """Also if it has columns of the same names."""
+    file = write(tmp_path, 1)
+    other = file.with_name("mine.parquet")
+    results = Results(tmp_path)
+    for columns, fact in (
+        ({"x": [1]}, "no column 'row_index'"),
+        ({**pq.read_table(file).to_pydict(), "row_index": ["0"]}, "'row_index' has the type str"),
+    ):
+        pq.write_table(pa.table(columns), other)
+        written = WrittenRows(results, "r")
+        written.refresh()
+        assert 0 not in written.rows and 1 in written.rows
+        with pytest.raises(InvalidRequest, match=rf"mine\.parquet can't be read \(.*{fact}"):
+            written.check()
+        found = audit(results, "r", 2)
+        assert (found.rows, found.missing, found.broken, found.foreign) == (1, 1, 1, 0)
+        with pytest.warns(BrokenFileWarning, match=fact):
+            assert results.table("r", ["row_index"])["row_index"].to_pylist() == [1]
+
+
+def test_a_file_that_another_program_has_rewritten_is_read(tmp_path: Path) -> None:
+    file = write(tmp_path, 0, 1)
+    table = pq.read_table(file)
+    wide = table.set_column(2, "status", table["status"].cast(pa.large_string()))
+    wide = wide.set_column(1, "choice_index", wide["choice_index"].cast(pa.int64()))
+    pq.write_table(wide, file)
+    assert WrittenRows(Results(tmp_path), "r").refresh() == 2
