@@ -231,7 +231,7 @@ def run(
     from jobs.data_sets.conventions import with_conventions
     from jobs.data_sets.data_set import DataSet
     from jobs.data_sets.example_file import read_examples
-    from jobs.data_sets.files import data_files
+    from jobs.data_sets.files import data_files, readable_again
     from jobs.data_sets.requests import Overrides
     from jobs.data_sets.row_templates import RowTemplate
     from jobs.data_sets.score_items import SCORE_MODES
@@ -253,6 +253,7 @@ def run(
     if mode == "completion":
         fields = {**fields, "apply_chat_template": False}
     name = run_id or _default_name(dataset, split, mode, model)
+    readable = click.get_current_context().with_resource(readable_again(dataset))
     overrides = Overrides(
         model,
         name,
@@ -267,7 +268,7 @@ def run(
     )
     store = Results(results)
     try:
-        files = data_files(dataset, split)
+        files = data_files(readable, split)
         file = None if form is None else _output(output, name, form, files)
         given, overrides = overrides, with_conventions(overrides, files)
         template = None
@@ -369,9 +370,10 @@ class _Run:
     def run(self, *, retry_failed: bool, as_json: bool) -> Audit:
         """Print the audit when the run is done. Raises Interrupted, and Failure if it is stopped at
         a rate of errors."""
+        from jobs.data_sets.data_set import shown_columns
         from jobs.runs.retry import failed
 
-        unused = ", ".join(self._columns.unused)
+        unused = shown_columns(self._columns.unused)
         note = f"columns that are not used (--keep writes them): {unused}" if unused else ""
         found = self._watched.execute(failed if retry_failed else None, note)
         if as_json:
@@ -430,10 +432,12 @@ def _check_mode(
 
 def _default_name(dataset: Path, split: str | None, mode: str, model: str | None) -> str:
     """The name of a run that is not named: the same for the same data set and model."""
-    from jobs.data_sets.files import COMPRESSED
+    from jobs.data_sets.files import COMPRESSED, is_pipe
     from jobs.data_sets.files import SUFFIXES as DATA_SUFFIXES
     from jobs.keys import RUN_ID
 
+    if is_pipe(dataset):
+        raise click.UsageError(f"{dataset} is a pipe, whose run has no name: name it with --run")
     name = dataset.resolve().name
     for suffixes in (COMPRESSED, DATA_SUFFIXES) if dataset.is_file() else ():
         # Not all: squad-1.1.jsonl and squad-1.2.jsonl are two runs.

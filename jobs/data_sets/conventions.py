@@ -46,9 +46,9 @@ def conventions(columns: Container[str], mode: str) -> dict[str, str]:
 
 
 def first_row(files: Sequence[Path], names: Mapping[str, str]) -> dict[str, Any]:
-    """The first row of the first file that is no error; empty if there is none. `names`: fields of
-    a row by the names of their columns."""
-    for file in files[:1]:
+    """The first row that is no error, of the first file that has one; empty if there is none.
+    `names`: fields of a row by the names of their columns."""
+    for file in files:
         with opened_rows(file, names) as rows:
             for _, row in rows:
                 if not isinstance(row, InvalidRequest):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
@@ -33,9 +33,10 @@ from jobs.data_sets.row_templates import RowTemplate
 from jobs.data_sets.score_items import SCORE_MODES, ItemLine, ItemReader, known_fields, row_fields
 from jobs.data_sets.source import ErrorRow, RequestRow, SourceRow, Wanted
 from jobs.errors import InvalidRequest, invalid
-from jobs.sizes import size_text
+from jobs.sizes import counted, size_text
 from jobs.store.rq_layout import MAX_DATA
 
+MAX_SHOWN = 50  # columns in a sentence
 FIRST_ROWS = 100  # that are looked at before the run begins
 
 
@@ -126,11 +127,12 @@ class DataSet:
                 name for _, _, data in rows if not isinstance(data, InvalidRequest) for name in data
             )
         )
-        absent = [name for name in self._overrides.names if name not in self._files[0].columns]
+        columns = dict.fromkeys(name for file in self._files for name in file.columns)
+        absent = [name for name in self._overrides.names if name not in columns]
         if absent:
             raise invalid(
                 f"there is no column {absent[0]!r} for --map; the first rows have: "
-                f"{', '.join(self._files[0].columns)}"
+                f"{shown_columns([*columns])}"
             )
         with closing(IdIndex()) as ids:
             read = [
@@ -141,6 +143,7 @@ class DataSet:
             what = "the first row" if len(read) == 1 else f"all of the first {len(read)} rows"
             raise invalid(f"{what} can't be run: {rows[0][1]}: {bad[0].sentence}")
         originals = {new: old for old, new in self._overrides.names.items()}
+        have = shown_columns([originals.get(name, name) for name in names])
         known = {*SOURCES, *ROW_FIELDS, *request_fields()}
         if self._overrides.mode in SCORE_MODES:
             known = {*row_fields(self._overrides.mode)}
@@ -149,15 +152,16 @@ class DataSet:
         if missing:
             raise invalid(
                 f"none of the first {len(rows)} rows has the column {missing[0]!r} to keep; they "
-                f"have: {', '.join(originals.get(name, name) for name in names)}"
+                f"have: {have}"
             )
         by = None if self._examples is None else self._examples.by
         if by is not None and self._field(by) not in names:
             raise invalid(
                 f"none of the first {len(rows)} rows has the column {by!r} of --few-shot-by; they "
-                f"have: {', '.join(originals.get(name, name) for name in names)}"
+                f"have: {have}"
             )
-        unused = tuple(name for name in names if name not in {*known, *kept, by})
+        used = {*known, *kept, by}
+        unused = tuple(name for name in names if name not in used)
         if KEEP_ALL in kept or self._template or self._choices:  # which may use any column
             unused = ()
         models = {one.request.model for one in read if not isinstance(one, InvalidLine)}
@@ -174,6 +178,8 @@ class DataSet:
                     yield from repeat(None, self.samples)
                     continue
                 line = self._line(readers[file], index, place, data)
+                if isinstance(line, InvalidLine):  # its custom_id is taken, as when it is skipped
+                    readers[file].skip(place, data)
                 for number in range(first, first + self.samples):
                     if number in numbers:
                         yield self._sample(number, index, place, line, data)
@@ -320,6 +326,13 @@ def choices_in(text: str) -> list[Any]:
     if not found:
         raise invalid("the template of choices makes none for this row", "choices")
     return found
+
+
+def shown_columns(names: Sequence[str]) -> str:
+    """The names of columns in a sentence: of a wide file the first ones."""
+    rest = len(names) - MAX_SHOWN
+    more = f" and {counted(rest, 'more column')}" if rest > 0 else ""
+    return f"{', '.join(names[:MAX_SHOWN])}{more}"
 
 
 def sample_seed(seed: int, row: int, repeat: int) -> int:

@@ -5,6 +5,8 @@ Imports little: every command reads it when it starts.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -46,3 +48,8 @@ def request_fields() -> tuple[str, ...]:
     return tuple(
         sorted({*ChatRequest.model_fields, *IGNORED_FIELDS, *REFUSED_FIELDS, "request_id"})
     )
+
+
+def first_twice(names: Iterable[str]) -> str | None:
+    """The first name that occurs again; None if all differ. A file may have 100,000 columns."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jobs.errors import invalid
@@ -60,6 +64,24 @@ def data_files(path: Path, split: str | None) -> list[Path]:
             f"{path} has data in several folders ({', '.join(folders)}): give one of them"
         )
     return chosen
+
+
+def is_pipe(path: Path) -> bool:
+    """True for a pipe or a socket, such as /dev/stdin may be: it can be read once."""
+    return path.is_fifo() or path.is_socket()
+
+
+@contextmanager
+def readable_again(path: Path) -> Iterator[Path]:
+    """A path that can be opened several times: of a pipe, that of a copy with the same name."""
+    if not is_pipe(path):
+        yield path
+        return
+    with TemporaryDirectory(prefix="chatjobs-") as folder:
+        copy = Path(folder) / path.name
+        with path.open("rb") as source, copy.open("wb") as target:
+            shutil.copyfileobj(source, target)
+        yield copy
 
 
 def _is_data(file: Path, root: Path) -> bool:

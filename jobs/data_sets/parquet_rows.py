@@ -9,7 +9,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.data_sets.fields import SOURCES
+from jobs.data_sets.fields import SOURCES, first_twice
 from jobs.errors import InvalidRequest, invalid
 
 BATCH_ROWS = 256  # in memory at once
@@ -50,7 +50,7 @@ def _rows(
     schema: Any, batches: Iterable[Any], columns: dict[str, None] | None
 ) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:
     names = schema.names
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = first_twice(names)
     if twice is not None:
         raise invalid(f"the file has two columns {twice!r}")
     if columns is not None:

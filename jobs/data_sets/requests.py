@@ -28,6 +28,7 @@ ROW_FIELDS = ("prompt", "text", "custom_id", "target", "task")  # beside those o
 KEEP_ALL = "*"
 JSON = (bool, int, float, list, dict)  # beside text
 MAX_NAMED = 5  # unknown fields in one error
+MAX_COMPARED = 50  # of them, with the fields that may be meant
 OVERHEAD = 1024  # bytes that a job has beside its request
 
 
@@ -134,7 +135,7 @@ class RequestReader:
         return RequestLine(number, request, size)
 
     def skip(self, place: str, data: dict[str, Any] | InvalidRequest) -> None:
-        """Keep the custom_id of a row of a run that need not be read."""
+        """Keep the custom_id of a row of a run that need not be read, or is invalid."""
         run = self._overrides.run
         custom_id = custom_id_of(data)
         if self._ids is not None and run is not None and custom_id is not None:
@@ -181,7 +182,11 @@ def check_custom_id(ids: IdIndex | None, run: str | None, custom_id: str, place:
 
 def custom_id_of(data: dict[str, Any] | InvalidRequest) -> str | None:
     """The custom_id in a row that may be invalid."""
-    value = None if isinstance(data, InvalidRequest) else text_of(data.get("custom_id"))
+    if isinstance(data, InvalidRequest):
+        return None
+    value, job = text_of(data.get("custom_id")), data.get("job")
+    if value is None and "body" not in data and isinstance(job, dict):
+        value = job.get("custom_id")
     return value if isinstance(value, str) else None
 
 
@@ -367,7 +372,8 @@ def _without_messages(
     hint = f"; {name} is a known field, and --keep {name} only keeps it" if name else ""
     if unknown and not hint:
         named = [*map(repr, unknown[:MAX_NAMED]), *(["…"] if len(unknown) > MAX_NAMED else [])]
-        close = [found for name in unknown for found in get_close_matches(name, SOURCES, 1)]
+        compared = unknown[:MAX_COMPARED]
+        close = [found for name in compared for found in get_close_matches(name, SOURCES, 1)]
         meant = f": did you mean {close[0]!r}?" if close else ""
         hint = (
             f", and this one has {', '.join(named)}{meant} ({terms.map(unknown[0], 'prompt')} "

@@ -21,7 +21,7 @@ from typing import IO, Any, Self
 
 from jobs.api.wire import describe, not_json
 from jobs.data_sets.compressed import compression_of, decompressed
-from jobs.data_sets.fields import SOURCES, field_value, request_fields
+from jobs.data_sets.fields import SOURCES, field_value, first_twice, request_fields
 from jobs.encoding import DuplicateKey, parse_written
 from jobs.errors import InvalidRequest, invalid
 from jobs.sizes import counted
@@ -352,7 +352,7 @@ def _json_columns() -> frozenset[str]:
 def _wrong_header(
     cells: list[str], header: list[str], names: Mapping[str, str], tabs: bool
 ) -> InvalidRequest | None:
-    twice = next((name for name in cells if cells.count(name) > 1), None)
+    twice = first_twice(cells)
     if twice is not None:
         return invalid(f"the header has two columns {twice!r}")
     if len(set(header)) < len(header):
@@ -370,7 +370,7 @@ def _wrong_header(
 def _twice(columns: Iterable[str], names: Mapping[str, str]) -> InvalidRequest:
     columns = list(columns)
     new = [names.get(name, name) for name in columns]
-    field = next(name for name in new if new.count(name) > 1)
+    field = str(first_twice(new))
     both = " and ".join(repr(name) for name in columns if names.get(name, name) == field)
     return invalid(f"the columns {both} are both {field!r}: use another --map", field)
 

@@ -94,7 +94,7 @@ class ItemReader:
         return ItemLine(number, request, size)
 
     def skip(self, place: str, data: dict[str, Any] | InvalidRequest) -> None:
-        """Keep the custom_id of a row that need not be read."""
+        """Keep the custom_id of a row that need not be read, or is invalid."""
         custom_id = None if isinstance(data, InvalidRequest) else text_of(data.get("custom_id"))
         if self._ids is not None and isinstance(custom_id, str):
             self._ids.add("custom_id", f"{self._overrides.run}/{custom_id}", place)

@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ import pytest
 from click.testing import Result
 
 from jobs import ChatRequest
+from jobs.data_sets.conventions import with_conventions
 from jobs.data_sets.data_set import DataSet
 from jobs.data_sets.requests import Overrides
+from jobs.data_sets.source import ErrorRow, RequestRow
 from jobs.errors import InvalidRequest
 from jobs.results.compact import compact
 from jobs.runs import producer
@@ -356,6 +359,59 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
             opened.write('{"prompt": "c"}\n')
         with pytest.raises(InvalidRequest, match="the file has changed while it was read"):
             list(source.read(lambda _: True))
+
+
+def test_a_pipe_is_a_data_set_with_a_name_for_its_run(
+    go: Go, run: Run, site: Site, tmp_path: Path
+) -> None:
+    site.worker()
+    pipe = tmp_path / "rows.csv"
+    os.mkfifo(pipe)
+    nameless = run("run", str(pipe), "-m", "fake", "--redis", site.url)
+    assert (nameless.exit_code, "name it with --run" in nameless.stderr) == (2, True)
+    writer = threading.Thread(target=pipe.write_text, args=("question,answer\na,1\nb,2\n",))
+    writer.start()
+    result = go(pipe)
+    writer.join()
+    assert audit(result).startswith("r1: 2 in, 2 rows, 0 missing"), result.stderr
+    assert {row["target"] for row in site.rows("r1")} == {"1", "2"}
+
+
+def test_columns_are_found_by_convention_behind_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "0.jsonl").write_text("")
+    (tmp_path / "1.jsonl").write_text('{"question": "a", "answer": "1"}\n')
+    files = sorted(tmp_path.glob("*.jsonl"))
+    overrides = with_conventions(Overrides("m", "r1", own_ids=True), files)
+    with DataSet(files, overrides) as source:
+        source.check()
+        (row,) = source.read(lambda _: True)
+    assert isinstance(row, RequestRow) and isinstance(row.request, ChatRequest)
+    assert row.request.job.target == "1"
+
+
+@pytest.mark.parametrize("mode", ["chat", "perplexity"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"text": 5, "custom_id": "x"},
+        {"text": "a", "custom_id": "x"},
+        {"text": "a", "job": {"custom_id": "x"}},
+        {"custom_id": "x"},
+    ],
+)
+def test_a_custom_id_is_taken_by_the_same_row_when_a_run_goes_on(
+    tmp_path: Path, mode: str, first: dict[str, Any]
+) -> None:
+    """Whether the first row with it is read again, skipped, or invalid."""
+    if mode == "perplexity" and "job" in first:
+        return  # no column of this mode
+    file = jsonl(tmp_path, [first, {"text": "b", "custom_id": "x"}])
+    overrides = Overrides("m", "r1", own_ids=True, ignore_unknown=True, mode=mode)
+    with DataSet([file], overrides) as source:
+        for done in ((), (0,)):
+            *_, last = source.read(lambda number, done=done: number not in done)
+            assert isinstance(last, ErrorRow)
+            assert "line 1 of the file has 'x' as well" in last.error.message
 
 
 def test_a_template_makes_the_prompts(go: Go, site: Site, tmp_path: Path) -> None:

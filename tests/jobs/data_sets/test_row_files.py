@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.data_sets import row_files
+from jobs.data_sets.fields import first_twice
 from jobs.data_sets.row_files import RowFile
 from jobs.errors import InvalidRequest
 
@@ -115,6 +116,26 @@ def test_csv_that_is_broken_is_named(text: str | bytes, number: int, message: st
     line, error = csv_of(text)[-1]
     assert line == number
     assert message in error
+
+
+def test_names_of_many_columns_are_compared_once() -> None:
+    """And not each with each other one: that would be hours."""
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    names = [Name(f"c{number}") for number in range(10_000)]
+    assert first_twice(names) is None
+    assert first_twice([*names, Name("c7")]) == "c7"
+    assert compared < 5 * len(names)
 
 
 def test_csv_goes_on_behind_a_row_that_can_not_be_read() -> None:
