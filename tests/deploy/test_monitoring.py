@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-DEPLOY = Path(__file__).parent.parent / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 DURATION = re.compile(r"([0-9]+(ms|s|m|h|d))+")
 
 
