@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 STARTS = re.compile(
-    r"\b(?:subprocess|EmbeddedRedis|redis_url|tests\.servers|[sS]ite|spawn|COMMAND"
+    r"\b(?:subprocess|EmbeddedRedis|redis_url|tests\.(?:servers|test_containers)|[sS]ite|spawn|COMMAND"
     r"|make_checkpoint|Engine|EngineCore|transformers|ChatTemplate"
     r"|MetricProcess|score_run)\b|--local|\"score\""
 )
