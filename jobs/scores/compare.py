@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +106,13 @@ def common_specs(results: Results, runs: tuple[str, str]) -> list[Spec]:
         said = "; ".join(
             f"{run}: {', '.join(one) or 'none'}" for run, one in zip(runs, found, strict=True)
         )
-        raise invalid(f"the runs have no metric in common ({said}): chatjobs score makes scores")
+        behind = runs[1] if found[0] else runs[0]
+        metric = next((one[0] for one in found if one), "exact")
+        raise invalid(
+            f"the runs have no metric in common ({said}): chatjobs score {behind} --metric "
+            f"{shlex.quote(metric)} makes the scores of {behind}",
+            "metric",
+        )
     return [parse_spec(name) for name in names]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import json
@@ -15,6 +16,7 @@ from typing import Any
 
 from jobs.errors import invalid
 from jobs.scores.outcome import Outcome, Row
+from jobs.scores.spec import KINDS
 
 FIELDS = ("value", "label", "answer", "explanation")
 
@@ -50,15 +52,27 @@ def _text(value: Any) -> str | None:
 def found(reference: str) -> Callable[[dict[str, Any]], Any]:
     """The function. Raises InvalidRequest."""
     place, _, name = reference.rpartition(":")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise invalid(f"there is no file {place!r} with the metric {name!r}", "metric")
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else _from_path(place)
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == place.partition(".")[0]:
+            near = difflib.get_close_matches(place, KINDS, 1)
+            meant = f" (did you mean the metric {near[0]}?)" if near else ""
+            raise invalid(
+                f"{reference!r} is a function in a module, and there is no module {error.name!r}"
+                f"{meant}",
+                "metric",
+            ) from None
         raise invalid(
             f"{place} can't be imported: {type(error).__name__}: {error}", "metric"
         ) from None
     function = getattr(module, name, None)
     if not callable(function):
-        raise invalid(f"{place} has no function {name!r}", "metric")
+        near = difflib.get_close_matches(name, vars(module), 1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise invalid(f"{place} has no function {name!r}{meant}", "metric")
     return function  # type: ignore[no-any-return]
 
 

@@ -11,6 +11,7 @@ from jobs.errors import invalid
 from jobs.results.files import Results
 from jobs.scores.samples import BATCH_ROWS
 from jobs.scores.spec import Spec, parse_spec
+from jobs.sizes import counted
 
 
 def estimate(n: int, c: int, k: int) -> float:
@@ -56,7 +57,8 @@ def pass_at_k(results: Results, run: str, spec: Spec) -> Iterator[dict[str, Any]
         if not values:
             yield {**row, "status": "no_answer"}
         elif len(values) < k:
-            error = f"{len(values)} samples have a score, and {spec.name} needs {k}"
+            have = f"{counted(len(values), 'sample')} {'has' if len(values) == 1 else 'have'} a score"
+            error = f"{have}, and {spec.name} needs {k}: chatjobs run --num-samples {k} makes them"
             yield {**row, "status": "error", "error": error}
         else:
             value = estimate(len(values), round(sum(values)), k)

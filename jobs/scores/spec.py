@@ -141,6 +141,10 @@ def parse_spec(text: str) -> Spec:
     is_module = place.endswith(".py") or all(one.isidentifier() for one in place.split("."))
     if is_module and function.isidentifier():
         return Spec(text, text)
+    listed = [one.strip() for one in name.split(",")]
+    if len(listed) > 1 and all(one in KINDS for one in listed):
+        options = " ".join(f"--metric {one}" for one in listed)
+        raise invalid(f"{text!r} is no single metric: repeat the option, {options}", "metric")
     near = difflib.get_close_matches(name, KINDS, 1)
     raise invalid(
         f"no metric {name!r}{f' (did you mean {near[0]}?)' if near else ''}; metrics are "

@@ -140,7 +140,7 @@ def test_a_function_that_fails_costs_its_rows_alone(run: Run, folder: str, tmp_p
     [
         (("r2", "-m", "exact"), "no run 'r2'"),
         (("r1", "-m", "exakt"), "no metric 'exakt' (did you mean exact?)"),
-        (("r1", "-m", "exact:x"), "'x' is no normalisation"),
+        (("r1", "-m", "exact:x"), "unknown normalisation 'x'"),
         (("r1", "-m", "perplexity"), "has log-probabilities"),
         (("r1", "-m", "exact", "--by", "topic"), "its fields are task"),
         (("bare", "-m", "exact"), "no row of run bare has a target"),

@@ -103,6 +103,10 @@ def test_what_can_not_be_compared_is_refused(tmp_path: Path) -> None:
     results = scored(tmp_path, "b", ["x", "x", "o", "y", "z"], "contains")
     with pytest.raises(InvalidRequest, match=r"no metric in common \(a: exact; b: contains\)"):
         common_specs(results, RUNS)
+    make_run(tmp_path, [{"text": "t", "target": "x"}], "bare")
+    for runs in (("a", "bare"), ("bare", "a")):
+        with pytest.raises(InvalidRequest, match="chatjobs score bare --metric exact makes"):
+            common_specs(results, runs)
     with pytest.raises(InvalidRequest, match="run b has no scores by exact"):
         read_pairs(results, RUNS, parse_spec("exact"))
     other = make_run(tmp_path, [{"text": "t", "target": "x", "row_index": 77}], "c")

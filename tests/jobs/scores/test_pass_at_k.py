@@ -41,7 +41,9 @@ def test_rows_of_a_question_count_together(tmp_path: Path) -> None:
     spec = parse_spec("pass@2:exact")
     table = results.scores("r1", [spec.text]).to_pylist()
     assert [(one["row_index"], one["value"]) for one in table] == [(0, 1.0), (1, 0.0), (2, None)]
-    assert table[2]["error"] == "1 samples have a score, and pass@2 needs 2"
+    assert table[2]["error"] == (
+        "1 sample has a score, and pass@2 needs 2: chatjobs run --num-samples 2 makes them"
+    )
 
 
 def test_a_metric_with_other_values_is_refused(tmp_path: Path) -> None:

@@ -169,12 +169,14 @@ def test_a_metric_that_can_not_be_made_is_refused(tmp_path: Path) -> None:
     ends = tmp_path / "ends.py"
     ends.write_text("import sys; sys.exit(4)")
     for text, fact in (
-        ("exact:nonsense", "no normalisation"),
-        (f"{tmp_path}/none.py:f", "can't be imported: FileNotFoundError"),
+        ("exact:nonsense", "unknown normalisation 'nonsense'"),
+        (f"{tmp_path}/none.py:f", "there is no file .*none.py' with the metric 'f'"),
         (f"{broken}:f", "can't be imported: ZeroDivisionError"),
         (f"{ends}:f", "can't be imported: SystemExit: 4"),
-        ("nomodule:f", "can't be imported: ModuleNotFoundError"),
-        ("os.path:nothing", "no function 'nothing'"),
+        ("nomodule:f", "there is no module 'nomodule'$"),
+        ("exakt:case", r"no module 'exakt' \(did you mean the metric exact\?\)"),
+        ("os.path:nothing", "no function 'nothing'$"),
+        ("os.path:dirnam", r"no function 'dirnam' \(did you mean dirname\?\)"),
     ):
         with pytest.raises(InvalidRequest, match=fact):
             MetricProcess(parse_spec(text), Limits()).start()

@@ -127,6 +127,7 @@ def test_a_target_of_another_type_is_an_error_that_quotes_it() -> None:
         ("pass@5", "pass@5 needs the metric"),
         ("pass@5:pass@2:exact", "not defined"),
         ("pass@0:exact", "no metric 'pass@0'"),
+        ("exact,number", "repeat the option, --metric exact --metric number"),
     ],
 )
 def test_a_metric_that_does_not_exist_is_refused(metric: str, fact: str) -> None:
@@ -137,11 +138,11 @@ def test_a_metric_that_does_not_exist_is_refused(metric: str, fact: str) -> None
 @pytest.mark.parametrize(
     ("metric", "fact"),
     [
-        ("exact:cases", "'cases' is no normalisation"),
-        ("regex:(", "no regular expression"),
+        ("exact:cases", "unknown normalisation 'cases'"),
+        ("regex:(", "not a valid regular expression"),
         ("regex", "regex needs a pattern"),
-        ("number:x", "'x' is no tolerance"),
-        ("number:-1", "'-1' is no tolerance"),
+        ("number:x", "'x' is not a tolerance"),
+        ("number:-1", "'-1' is not a tolerance"),
         ("choice:best", "'best' is no way"),
     ],
 )
