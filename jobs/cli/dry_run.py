@@ -38,19 +38,21 @@ class DryRun:
         configuration: Mapping[str, Any],
         count: int,
         *,
+        unused: str,
         retry_failed: bool,
         max_error_rate: float | None,
         price_per_hour: float | None,
         quiet: bool,
     ) -> None:
-        """`count`: samples of the data set, about. Raises InvalidRequest if the run was made with
-        another configuration."""
+        """`count`: samples of the data set, about. `unused`: its columns that nothing uses. Raises
+        InvalidRequest if the run was made with another configuration."""
         from jobs.runs.run_file import RunFile
         from jobs.runs.written_rows import WrittenRows
 
         RunFile(store, name).check(configuration)
 
         self._store, self._name, self._source, self._count = store, name, source, count
+        self._unused = unused
         self._retry_failed, self._max_error_rate = retry_failed, max_error_rate
         self._price, self._quiet = price_per_hour, quiet
         self._scores = configuration["mode"] in SCORE_MODES
@@ -168,6 +170,7 @@ class DryRun:
         lines += [("", error) for error in found.first_errors]
         rest = found.errors.total() - len(found.first_errors)
         lines += [("", f"and {counted(rest, 'more row')}")] if rest else []
+        lines += [("not used", self._unused)] if self._unused else []
         lines.append(("tokens", self._tokens_text(found)))
         for name, one in self._models.items():
             lines.append((f"model {name}", _model_text(one)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+from difflib import get_close_matches
+
 import click
 
-from jobs.cli.field_options import unknown_field
 from jobs.data_sets.fields import SOURCES, request_fields
 
 
@@ -13,20 +15,34 @@ def _parse(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -
     from jobs.data_sets.requests import ROW_FIELDS
     from jobs.data_sets.score_items import SCORE_MODES, row_fields
 
-    known = tuple(dict.fromkeys((*SOURCES, *ROW_FIELDS, *request_fields())))
+    rows = tuple(dict.fromkeys((*SOURCES, *ROW_FIELDS)))
+    known = tuple(dict.fromkeys((*rows, *request_fields())))
     mode = ctx.params.get("mode")  # of a command that has modes
     if mode in SCORE_MODES:
-        known = row_fields(mode)
+        known = rows = row_fields(mode)
     names: dict[str, str] = {}
     for pair in pairs:
         column, equals, field = pair.rpartition("=")
         if not equals or not column:
             raise click.BadParameter(f"{pair!r} is not COLUMN=FIELD")
+        if field not in known and column in known:
+            raise click.BadParameter(
+                f"{pair!r} names the field before the column: --map {shlex.quote(field)}={column}"
+            )
         if field not in known:
-            raise click.BadParameter(unknown_field(field, known))
+            raise click.BadParameter(_unknown(field, known, rows))
         if names.setdefault(column, field) != field:
             raise click.BadParameter(f"the column {column!r} is given twice")
     return names
+
+
+def _unknown(field: str, known: tuple[str, ...], rows: tuple[str, ...]) -> str:
+    """`rows`: the fields that a column holds most often."""
+    near = get_close_matches(field, known, 1, cutoff=0.75)
+    if near:
+        return f"unknown field {field!r}; did you mean {near[0]!r}?"
+    more = " and the fields of a request, such as temperature" if rows != known else ""
+    return f"unknown field {field!r}; known are {', '.join(rows)}{more}"
 
 
 map_option = click.option(

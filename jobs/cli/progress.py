@@ -105,7 +105,8 @@ class RunProgress(_Progress):
         """`done`: rows that have ended, of `total`, if that is known. `tokens`: generated."""
         now = time.monotonic()
         rows_rate, tokens_rate = self._rates(now, done, tokens)
-        facts = f", {rows_rate:,.1f} rows/s, {tokens_rate:,.0f} tokens/s" if rows_rate else ""
+        facts = f", {rows_rate:,.1f} rows/s" if rows_rate else ""
+        facts += f", {tokens_rate:,.0f} tokens/s" if tokens_rate else ""  # of rows in Parquet
         facts += f", {failed:,} failed" if failed else ""
         if total is not None and total > done and rows_rate:
             facts += f", {duration_text((total - done) / rows_rate)} left"

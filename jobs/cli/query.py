@@ -18,6 +18,7 @@ from jobs.cli.options import json_option, results_option
 from jobs.cli.output import echo, print_json
 from jobs.cli.runs import open_results
 from jobs.cli.table import Column, free_text, number, print_table
+from jobs.results.export.cells import object_text
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ def query(sql: str, run: str, as_json: bool, results: str) -> None:
     The query reads no other files. It needs the package duckdb.
     """
     store = open_results(results)
+    if sql in store.runs():
+        raise click.UsageError(
+            f'the query comes before the run: chatjobs results query "select …" {sql}'
+        )
     store.path(run)  # raises if there is no such run
     with interrupts_raise(), _database(store, run) as database:
         names, rows = _answer(database, sql)
@@ -132,6 +137,13 @@ def _failure(error: Exception) -> WrongInput:
     return WrongInput(f"the query fails: {'; '.join(lines[:3])}")
 
 
+def _shown(value: Any) -> Any:
+    """A value in a table; lists and objects are JSON, as in exported CSV."""
+    if isinstance(value, dict | list):
+        return object_text(value)
+    return "" if value is None else value
+
+
 def _print_rows(names: list[str], rows: Iterator[list[Any]]) -> None:
     shown: list[list[Any]] = []
     more = False
@@ -146,6 +158,6 @@ def _print_rows(names: list[str], rows: Iterator[list[Any]]) -> None:
         numeric = values and all(isinstance(one, int | float) for one in values)
         last = index == len(names) - 1
         columns.append(number(name) if numeric else free_text(name) if last else name)
-    print_table(columns, [["" if one is None else one for one in row] for row in shown])
+    print_table(columns, [[_shown(one) for one in row] for row in shown])
     if more:
         echo(f"the first {counted(MAX_ROWS, 'row')}: --json prints all", err=True)

@@ -305,6 +305,7 @@ def run(
                 source,
                 configuration,
                 count,
+                unused=unused_text(columns),
                 retry_failed=retry_failed,
                 max_error_rate=max_error_rate,
                 price_per_hour=price_per_hour,
@@ -354,7 +355,7 @@ class _Run:
     ) -> None:
         from jobs.runs.data_set_run import DataSetRun
 
-        self._name, self._columns = name, columns
+        self._store, self._name, self._columns = store, name, columns
         self._quiet, self._max_error_rate = quiet, max_error_rate
         self._run = DataSetRun(connected.redis, store, name, source, configuration, window=window)
         self._watched = WatchedRun(
@@ -365,23 +366,26 @@ class _Run:
             count,
             quiet=quiet,
             max_error_rate=max_error_rate,
+            unserved="" if configuration["model"] else "; --model M runs all rows with another one",
         )
 
     def run(self, *, retry_failed: bool, as_json: bool) -> Audit:
         """Print the audit when the run is done. Raises Interrupted, and Failure if it is stopped at
         a rate of errors."""
-        from jobs.data_sets.data_set import shown_columns
+        from jobs.results.files import SAMPLES
         from jobs.runs.retry import failed
 
-        unused = shown_columns(self._columns.unused)
-        note = f"columns that are not used (--keep writes them): {unused}" if unused else ""
+        unused = unused_text(self._columns)
+        note = f"columns that are not used: {unused}" if unused else ""
         found = self._watched.execute(failed if retry_failed else None, note)
         if as_json:
             print_json({"run": self._name, **found.to_dict(), "holds": found.holds})
         else:
             echo(f"{self._name}: {found}")
-        if not self._quiet and not as_json and self._run.done_before >= found.rows:
-            echo("nothing to do: all rows were done before", err=True)
+        if not self._quiet and not as_json:
+            if self._run.done_before >= found.rows:
+                echo("nothing to do: all rows were done before", err=True)
+            echo(f"rows: {self._store.path(self._name) / SAMPLES / '*.parquet'}", err=True)
         return found
 
     def check(self, found: Audit) -> None:
@@ -400,6 +404,17 @@ class _Run:
     def _within_rate(self, found: Audit) -> bool:
         rate = self._max_error_rate
         return rate is not None and found.failed <= rate * found.rows
+
+
+def unused_text(columns: Columns) -> str:
+    """The columns that nothing uses, and how they are used; "" if there are none."""
+    from jobs.data_sets.data_set import shown_columns
+
+    if not columns.unused:
+        return ""
+    target = "" if "target" in columns.names else ", --map COLUMN=target compares answers with one"
+    unused = shown_columns(columns.unused)
+    return f"{unused} (--keep COLUMN writes one to the results{target})"
 
 
 def _check_mode(

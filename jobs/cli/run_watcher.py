@@ -51,12 +51,16 @@ class RunWatcher:
         *,
         total: int,
         max_error_rate: float | None,
+        unserved: str = "",
     ) -> None:
-        """models: of the rows, as far as they are known. total: rows of the data set, about."""
+        """models: of the rows, as far as they are known. total: rows of the data set, about.
+        unserved: what to do if nobody serves a model."""
         self._connected, self._store = connected, store
         self._name, self._models = name, models
         self._progress, self._stop = progress, stop
         self._total, self._max_error_rate = total, max_error_rate
+        self._unserved = unserved
+        self._is_stopped = False  # the producer knows that the run stops
         self._done = -1
         self._look_at = 0.0  # monotonic: when to look for a reason
         self._notices = Notices()
@@ -76,14 +80,15 @@ class RunWatcher:
             with suppress(RedisError):  # workers may have begun with another folder
                 check_folder(self._connected, self._store)
         self._check_rate(progress)
-        if self._stop.reason and progress.running:
+        if self._is_stopped and progress.running:  # without those that it took out of the queue
             self._say(
                 f"{self._stop.reason}: waiting for {counted(progress.running, 'row')} that run; "
                 "Ctrl-C again does not wait"
                 if self._stop.interrupted
                 else f"{self._stop.reason}: waiting for the rows that run"
             )
-        return self._stop.reason is None
+        self._is_stopped = self._stop.reason is not None
+        return not self._is_stopped
 
     def waits_for(self, holder: Holder) -> None:
         self._say(
@@ -111,7 +116,8 @@ class RunWatcher:
                 workers = published(self._connected.redis)
                 for model in self._models:
                     if model not in workers.served:
-                        return f"{nobody_serves(model, workers)}: the run waits until one does"
+                        waits = "the run waits until one does"
+                        return f"{nobody_serves(model, workers)}: {waits}{self._unserved}"
             elif progress.unwritten:
                 return reason_of_rows(self._connected.connection, Rows((self._name,)))
         return ""

@@ -36,10 +36,13 @@ class WatchedRun:
         *,
         quiet: bool,
         max_error_rate: float | None = None,
+        unserved: str = "",
     ) -> None:
+        """`unserved`: what to do if nobody serves a model."""
         self._run, self._connected, self._store = run, connected, store
         self._models, self._total = tuple(models), total
         self._quiet, self._max_error_rate = quiet, max_error_rate
+        self._unserved = unserved
 
     def execute(self, redo: Redo | None = None, note: str = "") -> Audit:
         """Run all rows, and count them. `redo`: see `DataSetRun.execute`. `note`: a line above the
@@ -62,6 +65,7 @@ class WatchedRun:
                 stop,
                 total=self._total,
                 max_error_rate=self._max_error_rate,
+                unserved=self._unserved,
             )
             if note:
                 progress.note(note)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -356,9 +357,9 @@ def _row_fields(data: dict[str, Any]) -> dict[str, Any]:
         content = fields.pop(name, None)
         if content is not None:
             fields["messages"] = [{"role": "user", "content": content}]
-    for name in ("custom_id", "target"):
+    for name, text in (("custom_id", text_of), ("target", target_text)):
         if name in fields:
-            fields["job"] = {**mapping_of(fields, "job"), name: text_of(data[name])}
+            fields["job"] = {**mapping_of(fields, "job"), name: text(data[name])}
             del fields[name]
     if "task" in fields:
         fields["metadata"] = {**mapping_of(fields, "metadata"), "task": fields.pop("task")}
@@ -403,8 +404,16 @@ def _number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def target_text(value: Any) -> Any:
+    """An expected answer, which may be a number: 5.0 is 5, as pandas writes integers beside
+    nulls."""
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value.is_integer() else repr(value)
+    return text_of(value)
+
+
 def text_of(value: Any) -> Any:
-    """A key or an answer that a typed column holds as an exact number."""
+    """A key or a text that a typed column holds as an exact number."""
     exact = isinstance(value, int | Decimal) and not isinstance(value, bool)
     return str(value) if exact else value
 

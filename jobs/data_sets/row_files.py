@@ -75,8 +75,8 @@ class RowFile:
         _refuse_foreign(head, self._suffix)
         binary = self._parquet or self._arrow
         self.unit = "row" if binary else "line"
-        json_lines = not binary and self._suffix not in (".csv", *TSV_SUFFIXES)
-        self.part = "field" if json_lines else "column"
+        self._is_csv = not binary and self._suffix in (".csv", *TSV_SUFFIXES)
+        self.part = "column" if binary or self._is_csv else "field"
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +90,7 @@ class RowFile:
             yield from self._all_renamed(parquet_rows(file, self.columns))
         elif self._arrow:
             yield from self._all_renamed(arrow_rows(file, self.columns))
-        elif self._suffix in (".csv", *TSV_SUFFIXES):
+        elif self._is_csv:
             yield from csv_rows(
                 _lines(file), self._names, self.columns, tabs=self._suffix != ".csv"
             )
@@ -98,8 +98,9 @@ class RowFile:
             yield from self._all_renamed(json_rows(_lines(file)))
 
     def content(self) -> tuple[str, int]:
-        """A digest of the content, without its compression, and the number of its lines; of the
-        rows of Parquet. Raises InvalidRequest for damaged compressed data."""
+        """A digest of the content, without its compression, and about how many rows it has: its
+        lines, without the header of CSV and TSV. Raises InvalidRequest for damaged compressed
+        data."""
         self._stamp = self._stamp_now()
         file, lines, last = self._opened(), 0, b""
         digest = hashlib.blake2b(digest_size=16)
@@ -109,6 +110,8 @@ class RowFile:
         lines += bool(last) and not last.endswith(b"\n")
         if self._parquet:
             lines = parquet_count(self._opened())
+        elif self._is_csv:
+            lines = max(0, lines - 1)
         self._digest = digest.hexdigest()
         return self._digest, lines
 
@@ -209,7 +212,7 @@ def json_rows(lines: Iterable[bytes]) -> Iterator[Row]:
             yield number, _object(line)
         except InvalidRequest as error:
             second = next(numbered, None) if first and _is_open(line) else None
-            if second is not None and not _is_object(second[1]):
+            if second is not None and (line.strip() == b"[" or not _is_object(second[1])):
                 yield number, _pretty_printed()
                 return
             yield number, _not_json_lines(error, line, first)
@@ -221,7 +224,7 @@ def json_rows(lines: Iterable[bytes]) -> Iterator[Row]:
 def _pretty_printed() -> InvalidRequest:
     return invalid(
         "not JSON in one line: the file has JSON over several lines (pretty-printed): write each "
-        "object on a line of its own (JSONL)"
+        "object on a line of its own (JSONL), as jq -c '.[]' does with an array"
     )
 
 
@@ -264,7 +267,10 @@ def _object(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise invalid(not_json(error)) from None
     if isinstance(data, list):
-        raise invalid("expected a JSON object, got an array: write each request on its own line")
+        raise invalid(
+            "expected a JSON object, got an array: write each object on a line of its own, as "
+            "jq -c '.[]' does"
+        )
     if not isinstance(data, dict):
         raise invalid(f"expected a JSON object, got {describe(data)}")
     if duplicate is not None:

@@ -23,6 +23,7 @@ from jobs.data_sets.requests import (
     in_terms_of_file,
     is_kept,
     mapping_of,
+    target_text,
     text_of,
     with_kept,
     without_model,
@@ -109,9 +110,9 @@ class ItemReader:
         kept = {name: one for name, one in data.items() if is_kept(name, self._known, keep)}
         row = {name: data[name] for name in self._known if name in data and name not in kept}
         fields: dict[str, Any] = {"type": self._mode, **self._of_items}
-        for name in ("custom_id", "target"):
+        for name, text in (("custom_id", text_of), ("target", target_text)):
             if row.get(name) is not None:
-                fields[name] = text_of(row[name])
+                fields[name] = text(row[name])
         if row.get("task") is not None:
             kept["task"] = row["task"]  # as of a chat
         metadata = with_kept(mapping_of(row, "metadata") if row.get("metadata") else {}, kept)
@@ -123,7 +124,7 @@ class ItemReader:
         prompt = fields[name] = row[name]
         if self._mode == "loglikelihood":
             column = self._given(row, "continuations", "continuation", "target")
-            texts = [text_of(row[column])]
+            texts = [(target_text if column == "target" else text_of)(row[column])]
             if column == "continuations":
                 texts = _list_of(row[column], column)
             return {**fields, **self._behind("continuations", prompt, texts)}
@@ -224,7 +225,7 @@ def _named_choices(value: Any) -> tuple[list[Any], list[str]]:
 def _right_choice(target: Any, texts: Sequence[Any], labels: Sequence[str]) -> int:
     """The index of the right choice: of its name, its text, its number or its letter. Raises
     InvalidRequest."""
-    text = str(text_of(target)).strip()
+    text = str(target_text(target)).strip()
     letters = list(ascii_uppercase[: len(texts)])
     stripped = [one.strip() if isinstance(one, str) else None for one in texts]
     places = [str(place) for place in range(len(texts))]

@@ -13,6 +13,7 @@ table of them, `write_part` writes it, once. `write_run_card` writes run.json an
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import uuid
@@ -50,6 +51,7 @@ DEFAULT_RESULTS = "results"
 SAMPLES = "samples"
 TEMPORARY = "_tmp"
 RUN_FILE = "run.json"
+NAMED_RUNS = 20  # in a sentence about a run that is not there
 CARD_FILE = "README.md"
 
 COMPRESSION = "zstd"
@@ -190,9 +192,17 @@ class Results:
     def path(self, run: str) -> Path:
         """The run's folder. Raises InvalidRequest if there is no such run."""
         if RUN_ID.fullmatch(run) is None or run not in self.runs():
-            names = ", ".join(self.runs()) or "none"
-            raise invalid(f"no run {run!r} in {self.root.absolute()}; runs there: {names}", "run")
+            raise invalid(self._no_run(run), "run")
         return self.root / run
+
+    def _no_run(self, run: str) -> str:
+        runs = self.runs()
+        near = difflib.get_close_matches(Path(run).name, runs, 1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        names = ", ".join(runs[:NAMED_RUNS]) or "none"
+        more = len(runs) - NAMED_RUNS
+        names += f" and {more} more (chatjobs results lists them)" if more > 0 else ""
+        return f"no run {run!r} in {self.root.absolute()}{meant}; runs there: {names}"
 
     def config(self, run: str) -> dict[str, Any]:
         """Content of run.json: run_id, schema_version, engine, engine_version, torch_version.

@@ -109,6 +109,7 @@ class Producer:
                 while not self._pass():
                     if not self._going:
                         return "stopped"
+                self._report()  # the total is known
                 return "done"
             except LeaseLost:
                 continue

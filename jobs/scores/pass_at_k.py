@@ -57,7 +57,9 @@ def pass_at_k(results: Results, run: str, spec: Spec) -> Iterator[dict[str, Any]
         if not values:
             yield {**row, "status": "no_answer"}
         elif len(values) < k:
-            have = f"{counted(len(values), 'sample')} {'has' if len(values) == 1 else 'have'} a score"
+            have = (
+                f"{counted(len(values), 'sample')} {'has' if len(values) == 1 else 'have'} a score"
+            )
             error = f"{have}, and {spec.name} needs {k}: chatjobs run --num-samples {k} makes them"
             yield {**row, "status": "error", "error": error}
         else:

@@ -112,8 +112,8 @@ def check_samples(results: Results, run: str, spec: Spec) -> None:
         raise invalid(f"no row of run {run} has an answer: all of its jobs failed", "run")
     if spec.kind.target and not rows.count_rows(filter=pc.field("target").is_valid()):
         raise invalid(
-            f"no row of run {run} has a target, which {spec.text} compares with: give the data set "
-            "a column target, or run it with --map COLUMN=target",
+            f"no row of run {run} has a target, which {spec.text} compares with: run the data set "
+            "as another run (chatjobs run --run ID), with a column target or --map COLUMN=target",
             "metric",
         )
     if spec.kind.figure == "perplexity" and not rows.count_rows(

@@ -72,7 +72,9 @@ class Regex:
         try:
             self._pattern = re.compile(pattern)
         except re.error as error:
-            raise invalid(f"{pattern!r} is not a valid regular expression: {error}", "metric") from None
+            raise invalid(
+                f"{pattern!r} is not a valid regular expression: {error}", "metric"
+            ) from None
 
     def score(self, row: Row) -> Outcome:
         if not self._pattern.groups:
@@ -96,7 +98,8 @@ class Number:
             self._tolerance = Decimal(-1)
         if not (self._tolerance.is_finite() and self._tolerance >= 0):
             raise invalid(
-                f"{tolerance!r} is not a tolerance: --metric number:0.01 accepts a difference of 0.01",
+                f"{tolerance!r} is not a tolerance: --metric number:0.01 accepts a difference of "
+                "0.01",
                 "metric",
             )
 
@@ -149,8 +152,8 @@ def ignored_differences(text: str | None) -> frozenset[str]:
     unknown = [name for name in names if name not in (*NORMALISATIONS, ALL)]
     if unknown:
         raise invalid(
-            f"unknown normalisation {unknown[0]!r}; known are {', '.join(NORMALISATIONS)}, and {ALL} "
-            "for all of them",
+            f"unknown normalisation {unknown[0]!r}; known are {', '.join(NORMALISATIONS)}, and "
+            f"{ALL} for all of them",
             "metric",
         )
     return frozenset(NORMALISATIONS if ALL in names else names)

@@ -125,6 +125,29 @@ def test_follow_says_what_it_waits_for_and_that_the_job_goes_on(
         assert job.status() == "queued"
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_run_says_that_another_model_can_be_named(
+    spawn: Spawn, redis_url: str, tmp_path: Path, named: bool
+) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text('{"prompt": "hi", "model": "m"}\n')
+    words = ("--results", str(tmp_path / "results"), *(("-m", "m") if named else ()))
+    process = spawn("run", str(file), "--redis", redis_url, *words)
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert "no worker serves 'm'" in line
+    assert line.endswith(
+        "the run waits until one does\n"
+        if named
+        else "the run waits until one does; --model M runs all rows with another one\n"
+    )
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "0 of about 1 rows are done, and no row is left in Redis" in err
+    assert "waiting for" not in err  # no row runs
+
+
 def test_chat_says_what_it_waits_for_and_that_the_job_is_cancelled(
     spawn: Spawn, redis_url: str
 ) -> None:

@@ -70,6 +70,18 @@ def test_what_is_no_query_of_the_run_is_refused(run: Run, finished_run: Path, sq
     assert sorted(finished_run.rglob("*")) == before
 
 
+def test_the_run_before_the_query_is_named(run: Run, finished_run: Path) -> None:
+    done = run("results", "query", "r1", "select 1", "--results", str(finished_run))
+    assert done.exit_code == 2
+    assert 'the query comes before the run: chatjobs results query "select …" r1' in done.stderr
+
+
+def test_objects_are_json_in_a_table(run: Run, finished_run: Path) -> None:
+    sql = "select {'a': null, 'b': ['x', null], 'c': '2026-01-02'::date} as s"
+    done = run("results", "query", sql, "r1", "--results", str(finished_run))
+    assert done.stdout.splitlines()[1] == '{"b": ["x", null], "c": "2026-01-02"}'
+
+
 def test_values_of_every_type_are_printed(run: Run, finished_run: Path) -> None:
     sql = (
         "select 1.50::decimal(9, 2) as d, 'nan'::double as n, '2026-01-02'::date as day, "

@@ -107,6 +107,7 @@ def test_a_format_is_read_whatever_compresses_it(
             "write each object on a line of its own",
         ),
         ("a.json", json.dumps({"prompt": "a"}, indent=1).encode(), "(pretty-printed)"),
+        ("a.json", b'[\n{"prompt": "a"}\n]\n', "(pretty-printed)"),
     ],
     ids=named,
 )
@@ -235,7 +236,7 @@ def test_a_target_that_is_nan_in_a_parquet_file_is_named(run: Run, tmp_path: Pat
     words = ("submit", str(path), "-m", "m", "--map", "answer=target")
     done = run(*words)
     assert f"{path}: row 2: column 'answer': NaN is not a value: leave it empty" in done.stderr
-    assert f"{path}: row 1: column 'answer': expected a string, got 1" in done.stderr
+    assert "row 1" not in done.stderr
 
 
 ROWS = 30
@@ -326,6 +327,8 @@ def test_rows_with_the_same_error_are_counted_and_others_are_named(
     [
         ("question", "'question' is not COLUMN=FIELD"),
         ("question=promt", "unknown field 'promt'; did you mean 'prompt'?"),
+        ("prompt=my question", "names the field before the column: --map 'my question'=prompt"),
+        ("question=input", "unknown field 'input'; known are messages, prompt, text, custom_id, "),
     ],
 )
 def test_a_wrong_map_is_wrong_usage(run: Run, option: str, message: str) -> None:

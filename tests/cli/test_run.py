@@ -148,7 +148,16 @@ def test_columns_are_found_by_convention_or_named(go: Go, site: Site, tmp_path: 
     assert json.loads(rows[1]["metadata"]) == {"level": "hard"}
     named = go(file, "--map", "level=prompt", name="r2")
     assert named.exit_code == 0, named.stderr
-    assert "columns that are not used (--keep writes them): question, answer" in named.stderr
+    unused = (
+        "question, answer (--keep COLUMN writes one to the results, "
+        "--map COLUMN=target compares answers with one)\n"
+    )
+    assert f"columns that are not used: {unused}" in named.stderr
+    tried = go(file, "--map", "level=prompt", "--dry-run", name="r3")
+    assert f"not used    {unused}" in tried.stdout
+    assert f"rows: {site.folder}/r2/samples/*.parquet\n" in named.stderr
+    named = go(file, name="r4")
+    assert "not used: level (--keep COLUMN writes one to the results)\n" in named.stderr
     assert {row["messages"][0]["content"] for row in site.rows("r2")} == {"easy", "hard"}
 
 

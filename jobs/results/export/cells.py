@@ -40,8 +40,20 @@ def cell(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False, default=str)
+        return object_text(value)
     return value
+
+
+def object_text(value: list[Any] | dict[str, Any]) -> str:
+    """A list or an object as JSON in a cell. Fields that are null are left out: a message has only
+    those that it was sent with."""
+    return json.dumps(_without_nulls(value), ensure_ascii=False, default=str)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def defused(text: str) -> str:

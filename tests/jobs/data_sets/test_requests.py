@@ -167,7 +167,8 @@ def test_any_bytes_are_either_valid_or_an_error(line: bytes) -> None:
 def test_what_is_not_an_object_is_named() -> None:
     request = {"messages": [{"role": "user", "content": "hi"}]}
     assert rejected(lines([request])[0]).sentence == (
-        "expected a JSON object, got an array: write each request on its own line"
+        "expected a JSON object, got an array: write each object on a line of its own, as "
+        "jq -c '.[]' does"
     )
     assert rejected(b"null").sentence == "expected a JSON object, got null"
     assert rejected(b'"text"').sentence == "expected a JSON object, got 'text'"
@@ -180,6 +181,12 @@ def test_numbers_are_taken_as_pandas_writes_them() -> None:
     assert (request.max_tokens, request.stop_token_ids) == (64, [1, 2])
     assert (request.job.custom_id, request.job.target) == ("3", "4")
     assert rejected(b'{"prompt": "a", "target": true}').error.param == "target"
+    assert rejected(b'{"prompt": "a", "custom_id": 3.0}').error.param == "custom_id"
+
+
+def test_a_target_may_be_any_number() -> None:
+    for target, text in ((5.0, "5"), (0.5, "0.5"), (-3.0, "-3"), (1e16, "10000000000000000")):
+        assert accepted({"prompt": "a", "target": target}).request.job.target == text
 
 
 def test_fields_that_exclude_each_other_are_named() -> None:

@@ -219,6 +219,16 @@ def test_rows_are_read_as_a_stream(name: str, line: bytes) -> None:
     assert len(list(islice(RowFile(endless(line), name), 1000))) == 1000
 
 
+def test_the_header_of_csv_counts_as_no_row(tmp_path: Path) -> None:
+    for name, content, rows in (
+        ("a.csv", b"prompt\na\nb\n", 2),
+        ("a.tsv", b"prompt\na\nb", 2),
+        ("a.csv", b"", 0),
+        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "b"}\n', 2),
+    ):
+        assert RowFile(io.BytesIO(content), name).content()[1] == rows
+
+
 def test_a_pipe_is_read_twice(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, b'{"prompt": "a"}\n{"prompt": "b"}\n')

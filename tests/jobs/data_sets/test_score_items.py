@@ -36,6 +36,7 @@ def error(mode: str, row: Any, **overrides: Any) -> str:
     [
         ({"prompt": "a b", "continuation": "c"}, [" c"]),
         ({"prompt": "a b", "target": 7}, [" 7"]),
+        ({"prompt": "a b", "target": 7.0}, [" 7"]),
         ({"prompt": "a b\n", "continuations": ["c", " d"]}, ["c", " d"]),
         ({"prompt": "a b", "continuations": '["c", " d"]'}, [" c", " d"]),  # as a cell of CSV
         ({"prompt": "a b", "continuation": "[1]"}, [" [1]"]),
@@ -63,6 +64,7 @@ def test_a_delimiter_replaces_the_space() -> None:
         (["x", "y"], "1", "y"),
         (["x", "y"], "B", "y"),
         (["1", "2", "0"], 2, "0"),  # a number is an index
+        (["x", "y"], 1.0, "y"),  # as pandas writes it beside nulls
         (["1", "2", "0"], "2", "2"),  # and a text first a choice
         (["B", "A"], "A", "A"),
         (["x", "y"], "(B)", "y"),

@@ -230,6 +230,13 @@ def test_an_unknown_run_is_refused_with_the_names_of_the_runs(results, tmp_path)
         Results(tmp_path / "nothing").path("r1")
     with pytest.raises(InvalidRequest):
         results.path("../r1")
+    for name in ("r11", f"{tmp_path}/r1"):
+        with pytest.raises(InvalidRequest, match=r"\(did you mean r1\?\)"):
+            results.path(name)
+    for number in range(30):
+        (tmp_path / f"x{number}" / "samples").mkdir(parents=True)
+    with pytest.raises(InvalidRequest, match=r"x25 and 11 more \(chatjobs results lists them"):
+        results.path("nope")
 
 
 def test_an_unknown_column_is_refused_with_the_names_of_the_columns(results):
