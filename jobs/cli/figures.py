@@ -9,10 +9,11 @@ by_option = click.option(
     "--by",
     multiple=True,
     metavar="COLUMN",
-    help="Also print the figures of each value of a column, or of a field of the metadata.",
+    help="Also the figures of each value of a column, or of a field of the metadata; may be "
+    "repeated.",
 )
 seed_option = click.option(
-    "--seed", default=0, show_default=True, help="Seed of the confidence intervals."
+    "--seed", default=0, show_default=True, metavar="N", help="Seed of the confidence intervals."
 )
 
 

@@ -38,7 +38,7 @@ SETTINGS = (
 )
 
 
-@click.command()
+@click.command(short_help="Run SQL over the tables samples and scores of a run.")
 @click.argument("sql")
 @click.argument("run")
 @json_option

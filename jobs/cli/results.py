@@ -47,19 +47,19 @@ class ShowByDefault(click.Group):
 
 @click.group(
     cls=ShowByDefault,
-    subcommand_metavar="[show] [RUN] | query SQL RUN | compact RUN | rm RUN [OPTIONS]",
+    subcommand_metavar="[RUN] | COMMAND",
 )
 def results() -> None:
     """List the runs, or summarise, export, query or delete one, or make one file of its files.
 
-    chatjobs results [RUN] is short for chatjobs results show [RUN].
+    chatjobs results [RUN] is short for chatjobs results show [RUN], and takes its options.
     """
 
 
 results.add_command(query)
 
 
-@results.command()
+@results.command(short_help="List the runs, summarise RUN or write it to a file.")
 @click.argument("run", required=False)
 @format_option
 @output_option
@@ -114,7 +114,7 @@ def show(
         )
 
 
-@results.command()
+@results.command(short_help="Make one file of the files of a run that has ended.")
 @click.argument("run")
 @json_option
 @results_option
@@ -153,7 +153,7 @@ def compact(run: str, as_json: bool, results: str, redis_url: str) -> None:
         echo(f"{run}: nothing to do, its rows are in one file", err=True)
 
 
-@results.command(name="rm")
+@results.command(name="rm", short_help="Delete a run that has ended: rows, scores and jobs.")
 @click.argument("run")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @json_option

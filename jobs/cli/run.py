@@ -49,6 +49,12 @@ def _parse_examples(
     return Path(name), int(count)
 
 
+def _check_seed(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    if value is not None and not -(2**63) <= value < 2**63:
+        raise click.BadParameter(f"{value} is not an integer of 64 bits")
+    return value
+
+
 def _option_fields(ctx: click.Context) -> tuple[str, ...]:
     from jobs.data_sets.fields import request_fields
     from jobs.data_sets.score_items import SCORE_MODES, option_fields
@@ -132,7 +138,8 @@ def _option_fields(ctx: click.Context) -> tuple[str, ...]:
 )
 @click.option(
     "--seed",
-    type=click.IntRange(-(2**63), 2**63 - 1),
+    type=int,
+    callback=_check_seed,
     metavar="N",
     help="Seed of the run: each row gets a seed of its own from it.",
 )

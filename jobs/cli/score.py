@@ -41,10 +41,11 @@ GIB = 1 << 30
     "metrics",
     multiple=True,
     metavar="METRIC",
-    help="exact, contains, number, choice, regex:PATTERN, json, json-schema[:FILE], bleu, chrf, "
-    "chrf++, edit, math, perplexity, pass@K:METRIC, judge:MODEL[:FILE.jinja], module:function or "
-    "file.py:function; may be repeated. Without it, the figures of the metrics that are scored are "
-    "printed.",
+    help="exact[:case,...], contains[:case,...], number[:TOLERANCE], regex:PATTERN, "
+    "choice[:sum|tokens|characters|bytes], json, json-schema[:FILE], bleu[:TOKENIZER], chrf, "
+    "chrf++, edit[:case,...], math, perplexity[:bytes|words], pass@K:METRIC, "
+    "judge:MODEL[:FILE.jinja], module:function or file.py:function; may be repeated. Without it, "
+    "the figures of all metrics that the run is scored by are printed.",
 )
 @judge_fields_option
 @by_option

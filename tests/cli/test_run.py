@@ -17,6 +17,8 @@ import pytest
 from click.testing import Result
 
 from jobs import ChatRequest
+from jobs.cli import progress
+from jobs.cli.progress import RunProgress
 from jobs.data_sets.conventions import with_conventions
 from jobs.data_sets.data_set import DataSet
 from jobs.data_sets.requests import Overrides
@@ -72,6 +74,36 @@ def test_each_row_of_a_file_is_in_parquet_once(go: Go, site: Site, tmp_path: Pat
     assert [row["row_index"] for row in rows] == list(range(30))
     assert [row["target"] for row in rows] == [str(number) for number in range(30)]
     assert rows[7]["messages"][0]["content"] == "row 7"
+
+
+def test_the_progress_ends_with_the_number_of_rows(
+    go: Go, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.worker()
+    file = tmp_path / "data.csv"
+    file.write_text('question\n"1\n+ 1?"\n"2\n+ 2?"\n')  # two rows on four lines
+    assert go(file).exit_code == 0
+    shown: list[tuple[int, int | None]] = []
+
+    def update(self: RunProgress, done: int, total: int | None, *_: int) -> None:
+        shown.append((done, total))
+
+    monkeypatch.setattr(RunProgress, "update", update)
+    assert "nothing to do" in go(file).stderr
+    assert shown[-1] == (2, 2)
+
+
+def test_the_speed_in_tokens_is_shown_when_rows_are_in_parquet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "RUN_LINE_SECONDS", 0.0)
+    with RunProgress(quiet=False) as shown:
+        for done, tokens in ((0, 0), (2, 0), (2, 50)):
+            shown.update(done, 4, tokens, 0)
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first == "0/4 rows"
+    assert "2/4 rows, " in second and "tokens/s" not in second
+    assert " tokens/s" in third
 
 
 def test_no_job_and_no_reservation_is_left_in_redis(go: Go, site: Site, tmp_path: Path) -> None:

@@ -20,6 +20,22 @@ def test_an_unknown_device_exits_with_2(run: Run, words: str, device: str) -> No
     assert f"{device!r} is not a device: auto, cpu, cuda or cuda:N" in result.stderr
 
 
+def test_the_help_of_results_names_each_command_in_one_line(run: Run) -> None:
+    out = run("results", "--help").stdout
+    assert out.startswith("Usage: chatjobs results [OPTIONS] [RUN] | COMMAND\n")
+    lines = out.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines] == ["compact", "query", "rm", "show"]
+    assert all(line.endswith((".",)) and not line.endswith("...") for line in lines)
+
+
+def test_a_seed_of_more_than_64_bits_is_refused(run: Run, tmp_path: Path) -> None:
+    for seed in (2**63, -(2**63) - 1):
+        result = run("run", str(tmp_path), "--seed", str(seed))
+        assert result.exit_code == 2
+        assert f"{seed} is not an integer of 64 bits" in result.stderr
+    assert str(2**63 - 1) not in run("run", "--help").stdout
+
+
 def test_an_invalid_job_id_exits_with_2(run: Run) -> None:
     result = run("follow", "a b")
     assert result.exit_code == 2
