@@ -9,14 +9,13 @@ import json
 import numbers
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from jobs.errors import invalid
 from jobs.scores.outcome import Outcome, Row
-from jobs.scores.spec import KINDS
 
 FIELDS = ("value", "label", "answer", "explanation")
 
@@ -25,8 +24,9 @@ class Function:
     """Calls the function with a dict of the row's columns. It returns a number, a bool, or a dict
     with `value` and any of `label`, `answer` and `explanation`."""
 
-    def __init__(self, reference: str) -> None:
-        self._function = found(reference)
+    def __init__(self, reference: str, metrics: Collection[str]) -> None:
+        """`metrics`: the names that may be meant instead of a module."""
+        self._function = found(reference, metrics)
 
     def score(self, row: Row) -> Outcome:
         metadata = json.loads(row.get("metadata") or "{}")
@@ -49,7 +49,7 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def found(reference: str) -> Callable[[dict[str, Any]], Any]:
+def found(reference: str, metrics: Collection[str]) -> Callable[[dict[str, Any]], Any]:
     """The function. Raises InvalidRequest."""
     place, _, name = reference.rpartition(":")
     if place.endswith(".py") and not Path(place).is_file():
@@ -58,7 +58,7 @@ def found(reference: str) -> Callable[[dict[str, Any]], Any]:
         module = _from_file(Path(place)) if place.endswith(".py") else _from_path(place)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == place.partition(".")[0]:
-            near = difflib.get_close_matches(place, KINDS, 1)
+            near = difflib.get_close_matches(place, metrics, 1)
             meant = f" (did you mean the metric {near[0]}?)" if near else ""
             raise invalid(
                 f"{reference!r} is a function in a module, and there is no module {error.name!r}"

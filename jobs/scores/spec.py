@@ -115,7 +115,7 @@ class Spec:
     def _function(self, argument: str | None) -> Metric:
         from jobs.scores.function import Function
 
-        return Function(self.text)
+        return Function(self.text, KINDS)
 
 
 def parse_spec(text: str) -> Spec:
