@@ -8,6 +8,7 @@ the compiled kernels: a machine computes the same numbers after a restart.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -96,9 +97,8 @@ class Choices:
                 path = None
             written = _read(path)
             if name not in written:
-                found = measure()
-                written = {name: found} | _read(path)
-                _write(path, written)
+                # A truth value is kept as the number that it is: `_read` refuses others.
+                written = _keep(path, name, int(measure()))
                 logger.info("measured on this CPU: %s: %d", name, written[name])
             self._known[name] = written[name]
         return self._known[name]
@@ -127,15 +127,21 @@ def _read(path: Path | None) -> dict[str, int]:
     return {name: value for name, value in found.items() if type(value) is int and value >= 0}
 
 
-def _write(path: Path | None, known: dict[str, int]) -> None:
+def _keep(path: Path | None, name: str, found: int) -> dict[str, int]:
+    """Write `found`, unless another process has written this name, and return all that is kept."""
     if path is None:
-        return
+        return {name: found}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix="unfinished-", delete=False
-        ) as file:
-            json.dump(known, file)
-        os.replace(file.name, path)
+        with open(path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # else two processes lose one of their names
+            known = {name: found} | _read(path)
+            with tempfile.NamedTemporaryFile(
+                "w", dir=path.parent, prefix="unfinished-", delete=False
+            ) as file:
+                json.dump(known, file)
+            os.replace(file.name, path)
     except OSError as error:
         logger.info("choices are measured at each start, because they can't be kept: %s", error)
+        return {name: found}
+    return known

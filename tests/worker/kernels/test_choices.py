@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,7 +134,25 @@ def test_a_number_is_measured_once_per_machine(folder: Path) -> None:
     assert Choices("avx2", 4).get(NAME, lambda: 9) == 9, "for another number of threads"
     assert Choices("avx2", 2).get("another", lambda: 3) == 3
     assert number(8) == 5
-    assert sorted(sum(json.loads(path.read_text()).values()) for path in folder.iterdir()) == [8, 9]
+    files = folder.glob("*.json")
+    assert sorted(sum(json.loads(path.read_text()).values()) for path in files) == [8, 9]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_preferred_one_of_two_ways_is_kept(folder: Path, first: bool) -> None:
+    assert Choices("avx512", 2).get("pairs", lambda: first) == first
+    assert Choices("avx512", 2).get("pairs", lambda: not first) == first
+
+
+def test_processes_that_measure_other_names_meanwhile_lose_none(folder: Path) -> None:
+    def measure(name: str) -> int:
+        return Choices("avx2", 2).get(name, lambda: 5)
+
+    names = [f"name {i}" for i in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(measure, names)) == {5}
+    (path,) = folder.glob("*.json")
+    assert sorted(json.loads(path.read_text())) == sorted(names)
 
 
 def test_a_process_that_measures_meanwhile_wins(folder: Path) -> None:
@@ -145,7 +164,7 @@ def test_a_process_that_measures_meanwhile_wins(folder: Path) -> None:
 )
 def test_a_damaged_file_is_measured_again(folder: Path, text: str) -> None:
     number(5)
-    (path,) = folder.iterdir()
+    (path,) = folder.glob("*.json")
     path.write_text(text)
     assert number(6) == number(7) == 6
 
