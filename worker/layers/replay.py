@@ -8,6 +8,7 @@ values of a few tensors.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -25,6 +26,9 @@ from worker.layers.rope import Rope, Rotation
 
 MOST_STEPS = 64  # that are kept
 MOST_FORMS = 1024  # that are counted
+# Recording a step takes about as much longer than computing it as four replays save, so only forms
+# that come often are worth it: chunks of prompts have as many forms as prompts have lengths.
+RECORDED_AT = 5  # computations of a form that end with a recording
 ATTENDED = (FullKVCache, WindowKVCache)  # caches that kernels read
 
 Out = TypeVar("Out")
@@ -106,12 +110,12 @@ def _place_of(stored: Sequence[Stored]) -> list[tuple[int, ...]]:
 
 
 class Replay:
-    """Computes the layers of a model. Small steps are recorded when their form comes for the second
-    time, and made again from then on, if nothing but kernels computes them."""
+    """Computes the layers of a model. Small steps are recorded when their form comes for the
+    fifth time, and made again from then on, if nothing but kernels computes them."""
 
     def __init__(self) -> None:
         self._steps: dict[Form, Step[Any]] = {}  # the last used one is the last
-        self._seen: set[Form] = set()
+        self._computed: Counter[Form] = Counter()  # steps without a recording
         self._arena = Arena()
         self.most_rows = sys.maxsize  # of steps that nothing but kernels computes, as far as known
 
@@ -133,11 +137,12 @@ class Replay:
         form = (*kind, *inputs.table_sizes, torch.get_num_threads(), *batch.shape)
         step = self._steps.pop(form, None)
         if step is None:
-            if form not in self._seen:
-                if len(self._seen) == MOST_FORMS:
-                    self._seen.clear()
-                self._seen.add(form)
+            self._computed[form] += 1
+            if self._computed[form] < RECORDED_AT:
+                if len(self._computed) > MOST_FORMS:
+                    self._computed.clear()
                 return compute(inputs)
+            del self._computed[form]
             step = Step(compute, inputs, stored, passes, self._arena)
             out: Out = step.out
             if not (step.usable or batch.chunks or kind):

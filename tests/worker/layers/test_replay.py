@@ -17,7 +17,7 @@ from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker.kernels import library, recording
 from worker.kernels.elementwise import rms_norm
-from worker.layers import rope
+from worker.layers import replay, rope
 from worker.layers.batch import Batch, Span
 from worker.layers.replay import Form, Inputs, Step
 from worker.layers.weights import bf16
@@ -35,6 +35,12 @@ CASES = [
     ("llama", "q8"),  # bf16 with quantised weights, the embedding's too
     ("gemma3_text", "q8"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are recorded at their second time, so that few steps test many recordings."""
+    monkeypatch.setattr(replay, "RECORDED_AT", 2)
 
 
 def load(folder: Path, family: str, dtype: str = "bf16", **fields: Any) -> Engine:
@@ -324,3 +330,31 @@ def test_calls_made_again_read_new_values(dtype: torch.dtype) -> None:
         expected = rms_norm((x + x) * 0.3, weight, 0.0) + x
     assert torch.equal(y, expected)
     assert library.require() is library.active()
+
+
+@torch.inference_mode()
+def test_only_steps_that_come_often_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts have as many lengths as there are prompts: a form that comes now and then would be
+    recorded again each time, after others have taken its place."""
+    monkeypatch.setattr(replay, "RECORDED_AT", 3)
+    monkeypatch.setattr(replay, "MOST_STEPS", 1)
+    model = decoder_of(load(tmp_path, "llama"))
+    run = Run(model, 2, 96)
+    recorded: list[int] = []
+    make = Step.__init__
+
+    def noted(self: Step[Tensor], compute: Any, inputs: Inputs, *rest: Any) -> None:
+        recorded.append(len(inputs.batch.token_ids))
+        make(self, compute, inputs, *rest)
+
+    monkeypatch.setattr(Step, "__init__", noted)
+    one, two = {0: [1]}, {0: [1], 1: [1]}
+    for ids, expected in [
+        (one, []), (one, []), (two, []), (one, [1]), (one, [1]),
+        (two, [1]), (two, [1, 2]), (two, [1, 2]),  # takes the place of the first
+        (one, [1, 2]), (one, [1, 2]), (one, [1, 2, 1]),
+    ]:  # fmt: skip
+        run.step(ids)
+        assert recorded == expected
