@@ -36,9 +36,10 @@ def prompt(length: int, seed: int) -> str:
     return " ".join(words)[:length]
 
 
-def request(length: int, seed: int, **job: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": prompt(length, seed)}]
-    return {"model": "demo", "messages": messages, "job": job}
+def request(length: int, row: int, priority: str, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": prompt(length, row)}]
+    job = {"run": "r", "row": row, "priority": priority}
+    return {"model": "demo", "messages": messages, "job": job, **fields}
 
 
 def waiting(client: Client, length: int) -> float:
@@ -47,7 +48,7 @@ def waiting(client: Client, length: int) -> float:
     redis.flushall()
     before = int(redis.info("memory")["used_memory"])
     count = max(JOBS // (1 + length // 10_000), 20)
-    client.submit_many([request(length, n, run="r", row=n, priority="bulk") for n in range(count)])
+    client.submit_many([request(length, n, "bulk") for n in range(count)])
     return (int(redis.info("memory")["used_memory"]) - before) / count
 
 
@@ -65,9 +66,11 @@ def main() -> None:
         try:
             wait_for_worker(client, worker, SECONDS)
             print(f"worker, demo model, idle: {size_text(read_workers(client.redis)[0]['rss'])}")
-            fields = {"max_tokens": TOKENS, "ignore_eos": True}
             jobs = client.submit_many(
-                [{**request(100, n, run="r", row=n), **fields} for n in range(20)]
+                [
+                    request(100, n, "interactive", max_tokens=TOKENS, ignore_eos=True)
+                    for n in range(20)
+                ]
             )
             client.gather(jobs, timeout=SECONDS)
             used = [redis.memory_usage(keys.log(job.id), samples=0) for job in jobs]
