@@ -449,8 +449,8 @@ def test_a_custom_id_is_taken_by_the_same_row_when_a_run_goes_on(
     file = jsonl(tmp_path, [first, {"text": "b", "custom_id": "x"}])
     overrides = Overrides("m", "r1", own_ids=True, ignore_unknown=True, mode=mode)
     with DataSet([file], overrides) as source:
-        for done in ((), (0,)):
-            *_, last = source.read(lambda number, done=done: number not in done)
+        for wanted in ((0, 1), (1,)):
+            *_, last = source.read(wanted.__contains__)
             assert isinstance(last, ErrorRow)
             assert "line 1 of the file has 'x' as well" in last.error.message
 
