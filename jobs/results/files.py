@@ -180,18 +180,19 @@ class Results:
         self.root = Path(path or os.environ.get(RESULTS_VARIABLE) or DEFAULT_RESULTS)
 
     def runs(self) -> list[str]:
-        """Names of the runs, sorted."""
+        """Names of the runs, sorted. Folders whose names no run can have are of other programs."""
         if not self.root.is_dir():
             return []
         return sorted(
             folder.name
             for folder in self.root.iterdir()
-            if (folder / SAMPLES).is_dir() or (folder / RUN_FILE).is_file()
+            if RUN_ID.fullmatch(folder.name)
+            and ((folder / SAMPLES).is_dir() or (folder / RUN_FILE).is_file())
         )
 
     def path(self, run: str) -> Path:
         """The run's folder. Raises InvalidRequest if there is no such run."""
-        if RUN_ID.fullmatch(run) is None or run not in self.runs():
+        if run not in self.runs():
             raise invalid(self._no_run(run), "run")
         return self.root / run
 

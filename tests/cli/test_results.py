@@ -65,6 +65,12 @@ def test_an_empty_folder_has_no_runs(run: Run, tmp_path: Path) -> None:
     assert result.stderr == f"no runs in {tmp_path}\n"
 
 
+def test_a_folder_of_another_program_is_no_run(run: Run, finished_run: Path) -> None:
+    (finished_run / "my notes/samples").mkdir(parents=True)
+    result = run("results", "--results", str(finished_run))
+    assert (result.exit_code, result.stdout.split()) == (0, ["r1", "3", "rows"]), result.stderr
+
+
 def test_one_row_is_not_called_rows(run: Run, finished_run: Path) -> None:
     (part,) = (finished_run / "r1/samples").iterdir()
     pq.write_table(pq.read_table(part).slice(0, 1), part)
