@@ -58,8 +58,8 @@ class Holder:
 
     @classmethod
     def of_this_process(cls) -> Holder:
-        facts = {"host": socket.gethostname(), "pid": os.getpid(), "key": secrets.token_hex(8)}
-        return cls(json.dumps(facts))
+        facts = {"host": socket.gethostname(), "processes": _process_space(), "pid": os.getpid()}
+        return cls(json.dumps({**facts, "key": secrets.token_hex(8)}))
 
     def __str__(self) -> str:
         facts = self._facts()
@@ -67,10 +67,12 @@ class Holder:
 
     @property
     def is_dead(self) -> bool:
-        """True if it was a process of this host, and is gone."""
+        """True if it was a process of this host, and is gone. Containers with one host name, as
+        those in the network of their host, do not see each other's processes."""
         facts = self._facts()
-        pid = facts.get("pid")
-        if facts.get("host") != socket.gethostname() or not isinstance(pid, int) or pid < 1:
+        pid, space = facts.get("pid"), facts.get("processes")
+        is_near = facts.get("host") == socket.gethostname() and space == _process_space()
+        if not is_near or space is None or not isinstance(pid, int) or pid < 1:
             return False
         try:
             os.kill(pid, 0)
@@ -86,6 +88,14 @@ class Holder:
         except ValueError:
             return {}
         return facts if isinstance(facts, dict) else {}
+
+
+def _process_space() -> int | None:
+    """The namespace of the ids of the processes that this one sees; None if it is not known."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None
 
 
 class ProducerLease:
