@@ -77,8 +77,9 @@ class RunWatcher:
         elif now >= self._look_at:
             self._look_at = now + QUIET_SECONDS
             self._say(self._reason(progress))
-            with suppress(RedisError):  # workers may have begun with another folder
-                check_folder(self._connected, self._store)
+            if progress.fault is None:
+                with suppress(RedisError):  # workers may have begun with another folder
+                    check_folder(self._connected, self._store)
         self._check_rate(progress)
         if self._is_stopped and progress.running:  # without those that it took out of the queue
             self._say(
@@ -109,8 +110,15 @@ class RunWatcher:
     def _reason(self, progress: Progress) -> str:
         """Why no row ends; "" if there is no reason that is known."""
         from jobs.client.serving import nobody_serves
+        from jobs.errors import JobError
+        from jobs.store.connection.connect import redis_failure
         from jobs.store.worker_status import published
 
+        if progress.fault is not None:
+            fault = progress.fault
+            if not isinstance(fault, JobError):
+                fault = redis_failure(self._connected.redis, fault)
+            return f"{fault.message}: trying again"
         with suppress(Exception):  # the producer itself meets the faults of Redis
             if progress.running:
                 workers = published(self._connected.redis)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeGuard, TypeVar
 
 import redis
-from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.api.score_request import ScoreRequest
@@ -24,6 +23,7 @@ from jobs.runs.packs import Pack, packs, place_of
 from jobs.runs.row_set import RowSet
 from jobs.runs.window import Window
 from jobs.runs.written_rows import WrittenRows
+from jobs.store.connection.connect import may_pass
 from jobs.store.enqueue import Enqueued
 from jobs.store.producer_lease import Holder, LeaseLost
 from jobs.store.run_rows import RowJob, RowState, RunRows
@@ -38,13 +38,15 @@ FULL_SECONDS = 0.5  # pause while a queue or Redis is full
 OUTAGE_SECONDS = 0.5  # pause while Redis can't be reached
 
 End = Literal["done", "stopped", "waited"]
+Fault = redis.RedisError | JobError
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """In samples. done: those that have ended, also of earlier calls. total: of the data set, None
-    until its end was read. tokens: generated, or scored, for rows in Parquet."""
+    until its end was read. tokens: generated, or scored, for rows in Parquet. fault: why rows can't
+    be enqueued now, which is waited out."""
 
     done: int
     failed: int
@@ -52,6 +54,7 @@ class Progress:
     running: int
     unwritten: int
     tokens: int
+    fault: Fault | None = None
 
 
 class Watcher(Protocol):
@@ -186,7 +189,7 @@ class Producer:
                 pack for pack, one in zip(sent, found, strict=True) if not self._took(pack, one)
             ]
             if again:
-                self._tick()
+                self._tick(fault=next(filter(_is_full, found), None))
                 time.sleep(FULL_SECONDS)
             left = [row for pack in again for row in pack.rows] if self._going else []
 
@@ -218,7 +221,7 @@ class Producer:
             for row in pack.rows:
                 add(row.number, self._row_job(row, found.id))
             return True
-        if found.code == "queue_full":
+        if _is_full(found):
             return False
         if len(pack.rows) > 1:
             for row in pack.rows:
@@ -273,7 +276,7 @@ class Producer:
         """The id in the row of a sample that no job has run."""
         return f"{row.number}-{self._rows.run.replace('.', '_')}"
 
-    def _tick(self, seconds: float = POLL_SECONDS) -> None:
+    def _tick(self, seconds: float = POLL_SECONDS, fault: Fault | None = None) -> None:
         """Look at Redis and the files, and report, `seconds` after the last time, or later if that
         takes long. Raises LeaseLost."""
         self._rows.lease.check()
@@ -281,11 +284,11 @@ class Producer:
         if begin < self._polled + max(seconds, 4 * self._poll_seconds):
             return
         self._retry(self._window.poll)
-        self._report()
+        self._report(fault)
         self._polled = time.monotonic()
         self._poll_seconds = self._polled - begin
 
-    def _report(self) -> bool:
+    def _report(self, fault: Fault | None = None) -> bool:
         written, window = self._written, self._window
         progress = Progress(
             done=len(written.rows) + window.ended,
@@ -294,17 +297,23 @@ class Producer:
             running=window.open,
             unwritten=window.ended,
             tokens=written.tokens,
+            fault=fault,
         )
         self._going = self._watcher.update(progress) and self._going
         return self._going
 
     def _retry(self, call: Callable[[], T]) -> T:
-        """The reply of Redis, however long it is full or can't be reached, unless the watcher
-        stops."""
+        """The reply of Redis, however long it is full, takes no writes or can't be reached, unless
+        the watcher stops."""
         while True:
             try:
                 return call()
-            except (redis.ConnectionError, redis.TimeoutError, OutOfMemoryError) as error:
-                if isinstance(error, redis.AuthenticationError) or not self._report():
+            except redis.RedisError as error:
+                if not may_pass(error) or not self._report(error):
                     raise
                 time.sleep(OUTAGE_SECONDS)
+
+
+def _is_full(found: Enqueued | JobError) -> TypeGuard[JobError]:
+    """True if a request was refused because its queue, or Redis, is full."""
+    return isinstance(found, JobError) and found.code == "queue_full"

@@ -19,7 +19,7 @@ from openai.types.shared import ErrorObject
 from jobs import ChatRequest, keys
 from jobs.runs.written_rows import WrittenRows
 from jobs.store import producer_lease
-from jobs.store.producer_lease import LeaseLost, ProducerLease
+from jobs.store.producer_lease import Holder, LeaseLost, ProducerLease
 from jobs.store.run_rows import RunRows
 from tests.waiting import PATIENCE, wait_until
 from tests.worker.site import Site
@@ -338,6 +338,27 @@ def test_rows_that_redis_has_lost_are_enqueued_again(
     assert (code, out) == (0, "r1: 20 in, 20 rows, 0 missing, 0 twice, 0 failed\n"), err
 
 
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ({"maxmemory": "1"}, "is full"),
+        ({"min-replicas-to-write": "1"}, "NOREPLICAS"),  # refused like MISCONF of a full disk
+    ],
+)
+def test_a_run_waits_while_redis_takes_no_writes_and_says_why(
+    site: Site, tmp_path: Path, command: Command, setting: dict[str, str], reason: str
+) -> None:
+    words: list[object] = ["run", data_set(tmp_path, 20), "-m", "fake", "--run", "r1"]
+    with site.settings(**setting):
+        process = command(*words, "--redis", site.url, "--results", site.folder)
+        assert process.stderr is not None
+        said = next((line for line in process.stderr if reason in line), "it has ended")
+    assert said.rstrip().endswith(": trying again")
+    site.worker()
+    code, out, err = finished(process)
+    assert (code, out) == (0, "r1: 20 in, 20 rows, 0 missing, 0 twice, 0 failed\n"), err
+
+
 def test_only_the_holder_of_the_lease_changes_rows(site: Site) -> None:
     request: Any = {"model": "fake", "messages": [{"role": "user", "content": "a"}]}
     ready = ChatRequest.parse({**request, "job": {"run": "r1", "row": 0}})
@@ -350,6 +371,16 @@ def test_only_the_holder_of_the_lease_changes_rows(site: Site) -> None:
         assert not list(site.redis.scan_iter("rq:job:*"))
         (job,) = RunRows(site.redis, first).enqueue([ready])
         assert not isinstance(job, Exception)
+
+
+@pytest.mark.parametrize("facts", [{"processes": 1}, {"processes": None}, {"host": "other"}])
+def test_a_process_that_can_not_be_seen_from_here_is_not_dead(facts: dict[str, Any]) -> None:
+    """Such as one in another container with the same host name."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    token = json.loads(Holder.of_this_process().token) | {"pid": gone.pid}
+    assert Holder(json.dumps(token)).is_dead
+    assert not Holder(json.dumps(token | facts)).is_dead
 
 
 def test_a_lease_that_has_expired_is_lost_even_if_nobody_has_it(site: Site) -> None:

@@ -172,6 +172,20 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
     return JobError("internal", f"Redis at {server} refused a command: {reason}{hint}")
 
 
+# Redis can't save its data, as on a full disk, or has too few replicas: it refuses writes for now.
+_NO_WRITES = ("MISCONF", "NOREPLICAS")
+
+
+def may_pass(error: redis.RedisError) -> bool:
+    """True if the same call may work later, with no change by its caller: Redis is away, full, or
+    takes no writes for now."""
+    if isinstance(error, redis.AuthenticationError):
+        return False
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError | OutOfMemoryError):
+        return True
+    return any(sign in str(error) for sign in _NO_WRITES)
+
+
 def check_server(client: redis.Redis) -> None:
     """Raise JobError if the server is older than MIN_VERSION, or a node of a Redis Cluster."""
     server = client.info("server")
