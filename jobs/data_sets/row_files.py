@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Self
+from typing import IO, Any, NamedTuple, Self
 
 from jobs.api.wire import describe, not_json
 from jobs.data_sets.compressed import compression_of, decompressed
@@ -179,33 +179,55 @@ def _refuse_foreign(head: bytes, suffix: str) -> None:
         )
 
 
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
+class LongLine(NamedTuple):
+    """A line of more than MAX_LINE bytes, which is read and not kept. quotes: number of them."""
+
+    quotes: int
+
+
+Line = bytes | LongLine
+
+
+def _lines(file: IO[bytes]) -> Iterator[Line]:
     """The lines of a text file, however they end: LF, CR LF or CR."""
-    number = 0
     rest = b""  # a line whose end is not read yet
+    quotes: int | None = None  # of the part of it that is dropped
     while chunk := file.readline(MAX_LINE + 1):
         lines = (rest + chunk).splitlines(keepends=True)
         rest = b"" if chunk.endswith(b"\n") else lines.pop()
         for line in lines:
-            number += 1
-            _check_length(number, line)
-            yield line
-        _check_length(number + 1, rest)
-    if rest:
-        yield rest
+            yield _checked(line, quotes)
+            quotes = None
+        if len(rest) > MAX_LINE:
+            # A CR at its end may be the first half of a line end.
+            kept = rest[-1:] if rest.endswith(b"\r") else b""
+            rest, quotes = kept, (quotes or 0) + rest.count(b'"')
+    if rest or quotes is not None:
+        yield _checked(rest, quotes)
 
 
-def _check_length(number: int, line: bytes) -> None:
-    if len(line) > MAX_LINE:
-        raise invalid(
-            f"line {number} has more than {MAX_LINE / 1e6:.0f} MB, and a job holds at most "
-            f"{MAX_DATA / 1e6:.1f} MB: write each row on a line of its own"
-        )
+def _checked(line: bytes, quotes: int | None) -> Line:
+    """A line, or what is left of one that is too long. `quotes`: in its first part, if it was
+    dropped."""
+    if quotes is None and len(line) <= MAX_LINE:
+        return line
+    return LongLine((quotes or 0) + line.count(b'"'))
 
 
-def json_rows(lines: Iterable[bytes]) -> Iterator[Row]:
+def _too_long() -> InvalidRequest:
+    return invalid(
+        f"the line has more than {MAX_LINE / 1e6:.0f} MB, and a job holds at most "
+        f"{MAX_DATA / 1e6:.1f} MB: shorten it, or write each row on a line of its own"
+    )
+
+
+def json_rows(lines: Iterable[Line]) -> Iterator[Row]:
     """Yield the objects of JSONL. Blank lines are skipped."""
-    numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    numbered = (
+        (number, line)
+        for number, line in enumerate(lines, start=1)
+        if isinstance(line, LongLine) or line.strip()
+    )
     first = True
     for number, line in numbered:
         try:
@@ -228,10 +250,11 @@ def _pretty_printed() -> InvalidRequest:
     )
 
 
-def _not_json_lines(error: InvalidRequest, line: bytes, first: bool) -> InvalidRequest:
+def _not_json_lines(error: InvalidRequest, line: Line, first: bool) -> InvalidRequest:
     """The error of a line; of the first one with what the file may be instead."""
-    begins = line.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
-    if not first or begins in b"{[" or not error.message.startswith("not JSON"):
+    if isinstance(line, LongLine) or not first or not error.message.startswith("not JSON"):
+        return error
+    if line.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in b"{[":
         return error
     return invalid(
         f"{error.message}; a row is a JSON object, and other files are known by their names: .csv, "
@@ -239,8 +262,10 @@ def _not_json_lines(error: InvalidRequest, line: bytes, first: bool) -> InvalidR
     )
 
 
-def _is_open(line: bytes) -> bool:
+def _is_open(line: Line) -> bool:
     """True if JSON begins in a line and does not end there."""
+    if isinstance(line, LongLine):
+        return False
     try:
         text = line.decode("utf-8-sig").strip()
         json.loads(text)
@@ -251,7 +276,7 @@ def _is_open(line: bytes) -> bool:
     return False
 
 
-def _is_object(line: bytes) -> bool:
+def _is_object(line: Line) -> bool:
     try:
         _object(line)
     except InvalidRequest:
@@ -259,7 +284,9 @@ def _is_object(line: bytes) -> bool:
     return True
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def _object(line: Line) -> dict[str, Any]:
+    if isinstance(line, LongLine):
+        raise _too_long()
     try:
         data, duplicate = parse_written(line.decode("utf-8-sig").rstrip())
     except UnicodeDecodeError as error:
@@ -280,7 +307,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def csv_rows(
-    lines: Iterable[bytes],
+    lines: Iterable[Line],
     names: Mapping[str, str] | None = None,
     columns: dict[str, None] | None = None,
     *,
@@ -294,7 +321,7 @@ def csv_rows(
     other cells are text. Blank lines are skipped. The number of a row is that of its first line.
     """
     csv.field_size_limit(MAX_DATA)
-    faults: dict[int, UnicodeDecodeError] = {}  # by line, of the row that is read
+    faults: dict[int, InvalidRequest] = {}  # by line, of the row that is read
     reader = csv.reader(_text_lines(lines, faults), strict=True, delimiter="\t" if tabs else ",")
     found: list[str] = []  # names in the header
     header: list[str] | None = None
@@ -314,7 +341,7 @@ def csv_rows(
         if faults:
             line, fault = next(iter(faults.items()))
             faults.clear()
-            yield line, _not_utf8(fault)
+            yield line, fault
             if header is None:
                 return
             continue
@@ -402,14 +429,20 @@ def parquet_count(file: IO[bytes]) -> int:
     return parquet_rows.count(file)
 
 
-def _text_lines(lines: Iterable[bytes], faults: dict[int, UnicodeDecodeError]) -> Iterator[str]:
-    """The texts of lines. `faults`: gets those that are not UTF-8, by their numbers."""
+def _text_lines(lines: Iterable[Line], faults: dict[int, InvalidRequest]) -> Iterator[str]:
+    """The texts of lines. `faults`: gets those that are not UTF-8 or too long, by their numbers. A
+    line that is too long leaves the quote open or closed, as it has found or changed it."""
     encoding = "utf-8-sig"
     for number, line in enumerate(lines, start=1):
         try:
-            yield line.decode(encoding)
+            if isinstance(line, LongLine):
+                faults[number] = _too_long()
+                yield '"\n' if line.quotes % 2 else "\n"
+            else:
+                yield line.decode(encoding)
         except UnicodeDecodeError as error:
-            faults[number] = error
+            faults[number] = _not_utf8(error)
+            assert isinstance(line, bytes)
             yield line.decode(encoding, "replace")
         encoding = "utf-8"
 

@@ -121,7 +121,7 @@ def test_a_line_that_is_too_long_when_unpacked_is_named(
     run: Run, redis_url: str, tmp_path: Path
 ) -> None:
     content = gzip.compress(b"a" * (MAX_LINE + 2), 1)
-    assert_named_once(run, redis_url, tmp_path / "a.jsonl.gz", content, "line 1 has more than")
+    assert_named_once(run, redis_url, tmp_path / "a.jsonl.gz", content, "the line has more than")
 
 
 def assert_named_once(run: Run, redis_url: str, path: Path, content: bytes, message: str) -> None:

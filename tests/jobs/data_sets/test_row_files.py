@@ -70,8 +70,26 @@ def test_lines_are_too_long_and_not_files_whatever_ends_the_lines(
     assert [number for number, _ in rows] == [1, 2, 3]
     assert not any(isinstance(data, InvalidRequest) for _, data in rows)
     content = end.join([b"{}", b"a" * 101, b"{}"])
-    with pytest.raises(InvalidRequest, match="line 2 has more than"):
-        list(RowFile(io.BytesIO(content), "rows.jsonl"))
+    first, bad, last = RowFile(io.BytesIO(content), "rows.jsonl")
+    assert (first, last) == ((1, {}), (3, {}))
+    assert isinstance(bad[1], InvalidRequest) and "the line has more than" in bad[1].message
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r", b""])
+@pytest.mark.parametrize("size", [101, 201, 202, 203, 1000])
+def test_a_line_of_any_length_costs_its_row_alone(
+    monkeypatch: pytest.MonkeyPatch, end: bytes, size: int
+) -> None:
+    monkeypatch.setattr(row_files, "MAX_LINE", 100)
+    rest = end + b'{"a": 1}' + end if end else b""
+    for content in (b"{}\n" + b"a" * size + rest, b"{}\r" + b'"' * size + rest):
+        rows = list(RowFile(io.BytesIO(content), "rows.jsonl"))
+        numbers = [number for number, data in rows if isinstance(data, InvalidRequest)]
+        assert ([number for number, _ in rows], numbers) == ([1, 2, 3] if end else [1, 2], [2])
+    for field in (b"b" * size, b'"' + b"b" * size + b'"', b'"b\n' + b"b" * size + b'",""\n'):
+        rows = list(RowFile(io.BytesIO(b"prompt\na\n" + field + (end or b"\n") + b"c\n"), "a.csv"))
+        good = [data["prompt"] for _, data in rows if not isinstance(data, InvalidRequest)]
+        assert good == ["a", "c"]
 
 
 def test_csv_takes_each_kind_of_line_end() -> None:
