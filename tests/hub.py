@@ -12,6 +12,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ class Hub:
         self.broken_files: dict[str, int] = {}  # file name → HTTP status to return
         self.silent_files: set[str] = set()  # files for which the hub closes the connection
         self.drop_after: dict[str, int] = {}  # file name → bytes of it to send, once
+        self.held: dict[str, threading.Event] = {}  # file name → when its second half is sent
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, Range
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -166,7 +168,8 @@ class Hub:
                     return self._send(206, headers, content[begin:end])
                 wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
                 if wanted is None:
-                    return self._send(200, headers, content, hub.take_drop(file.name, fetched))
+                    drop = hub.take_drop(file.name, fetched)
+                    return self._send(200, headers, content, drop, hub.held.get(file.name))
                 start = int(wanted[1])
                 headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
                 return self._send(206, headers, content[start:], hub.take_drop(file.name, fetched))
@@ -179,7 +182,12 @@ class Hub:
                 self._send(status, message, b"{}")
 
             def _send(
-                self, status: int, headers: dict[str, str], body: bytes, drop: int | None = None
+                self,
+                status: int,
+                headers: dict[str, str],
+                body: bytes,
+                drop: int | None = None,
+                held: threading.Event | None = None,
             ) -> None:
                 self.send_response(status)
                 for name, value in headers.items():
@@ -187,6 +195,13 @@ class Hub:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 if self.command == "HEAD":
+                    return
+                if held is not None:
+                    half = len(body) // 2
+                    self.wfile.write(body[:half])
+                    held.wait()
+                    with suppress(OSError):  # nobody reads any more
+                        self.wfile.write(body[half:])
                     return
                 self.wfile.write(body[:drop])
                 if drop is not None:

@@ -56,6 +56,7 @@ from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 from worker.residency.budget import share_out, size
 from worker.residency.commands import ModelCommands
+from worker.residency.downloads import DownloadCommands
 from worker.residency.manager import MAX_WAIT, Model, Residency, first_models
 from worker.residency.other_workers import OtherWorkers
 from worker.residency.states import Residence
@@ -123,6 +124,8 @@ def serve(
             served.register(one.name, (one.spec.reference, *one.spec.aliases))
         for (model, _), spec in zip(models, first, strict=True):
             served.add(model, spec.aliases)
+        by_name = {model.name: spec for (model, _), spec in zip(models, first, strict=True)}
+        by_name |= {one.name: one.spec for one in managed.models} if managed else {}
         store = JobStore(client, served, name, worker_key(name))
         presence = Presence(client, store.queues, name, lease_seconds)
         workers = Workers(redis_url, name, store.queues, patience)
@@ -182,6 +185,7 @@ def serve(
                 {
                     **ClaimCommands(admission, attempts).handlers,
                     **ModelCommands(residency).handlers,
+                    **DownloadCommands(served, by_name).handlers,
                 },
             ),
             Metrics(

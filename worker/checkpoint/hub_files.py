@@ -6,8 +6,9 @@ bar, resumes interrupted downloads, and skips files that are already complete.
 
 from __future__ import annotations
 
+import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -47,6 +48,14 @@ def list_files(label: str, repo: str, commit: str) -> list[str]:
     return reach(label, partial(HfApi().list_repo_files, repo, revision=commit))
 
 
+def missing_sizes(label: str, repo: str, folder: Path, names: Sequence[str]) -> dict[Path, int]:
+    """The bytes of the named files that `folder`, that of a commit in the cache, lacks."""
+    tree = partial(HfApi().list_repo_tree, repo, revision=folder.name, recursive=True)
+    sizes = {one.path: getattr(one, "size", 0) for one in reach(label, lambda: list(tree()))}
+    paths = {folder / name: sizes.get(name, 0) for name in names}
+    return {path: size for path, size in paths.items() if not path.is_file()}
+
+
 def reach(label: str, fetch: Callable[[], T]) -> T:
     """The result of a call of the hub library. Raises JobError("model_not_found")."""
     try:
@@ -69,6 +78,8 @@ def reach(label: str, fetch: Callable[[], T]) -> T:
         reason = f"the hub returned HTTP status {error.response.status_code}"
     except OSError as error:
         reason = f"{error.strerror or error}"
+        if error.errno == errno.ENOSPC:
+            reason += "; free some, and try again: complete files are kept"
     except Exception as error:  # the library's HTTP client differs between its versions
         logger.debug("download interrupted", exc_info=error)
         fact = " ".join(str(error).split()) or type(error).__name__

@@ -57,6 +57,9 @@ class ModelSource(Protocol):
     def needs_download(self) -> bool:
         """True if weights are missing that download_weights() would fetch."""
 
+    def download_sizes(self) -> Mapping[Path, int]:
+        """The bytes of the files that download_weights() would fetch."""
+
     def download_weights(self) -> None:
         """Fetch the weights that are missing. Does nothing for a local model."""
 
@@ -73,6 +76,9 @@ class LocalSource:
     @property
     def needs_download(self) -> bool:
         return False
+
+    def download_sizes(self) -> Mapping[Path, int]:
+        return {}
 
     def download_weights(self) -> None:
         """Nothing to do."""

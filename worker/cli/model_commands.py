@@ -1,5 +1,5 @@
-"""`chatjobs models list`: the models of the running workers; `load|unload|pin|unpin`: command one
-worker, and wait for its answer.
+"""`chatjobs models list`: the models of the running workers; `load|unload|pin|unpin` and `pull
+--worker`: command one worker, and wait for its answer.
 
 The commands need an operator's rights in Redis, as `chatjobs workers` does; none needs torch.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -125,6 +126,35 @@ def _cells(one: ServedModel) -> tuple[object, ...]:
     used = one.weight_bytes if one.share_bytes is None else one.share_bytes
     memory = "-" if used is None else f"{used / 2**20:,.0f} MiB"
     return one.model, state, one.queued, memory, one.device, one.worker
+
+
+def pull_there(model: str, worker: str, redis_url: str, *, as_json: bool, quiet: bool) -> None:
+    """Have a worker download a model, and show the progress. The worker goes on if this command is
+    interrupted."""
+    from jobs.cli.progress import TaskProgress
+    from jobs.sizes import size_text
+    from jobs.store.operator import send
+
+    shows = not (as_json or quiet)
+    with ExitStack() as stack:
+        connected = stack.enter_context(client(redis_url, quiet=quiet))
+        name = _worker_of(connected.redis, model, worker)
+        progress: TaskProgress | None = None
+        facts: Mapping[str, Any] = {}
+        for answer in send(connected.redis, name, "pull", {"model": model}).answers():
+            facts = answer.facts
+            if answer.final or not shows:
+                continue
+            done, total = facts["done_bytes"], facts["total_bytes"]
+            if progress is None:
+                echo(f"{name}: downloads {facts['model']}, {size_text(total)}", err=True)
+                progress = stack.enter_context(TaskProgress(facts["model"]))
+            progress.update(done, total)
+    if as_json:
+        print_json({"worker": name, **facts})
+    elif shows:
+        how = "downloaded to" if facts["downloaded"] else "is in"
+        echo(f"{name}: {facts['model']} {how} {facts['folder']}", err=True)
 
 
 MODEL_COMMANDS = (list_models, load, unload, pin, unpin)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from jobs.cli.failures import Failure
-from jobs.cli.options import json_option, quiet_option
+from jobs.cli.options import json_option, quiet_option, redis_option
 from jobs.cli.output import echo, print_json
-from worker.cli.model_commands import MODEL_COMMANDS
+from worker.cli.model_commands import MODEL_COMMANDS, pull_there
 from worker.cli.model_facts import facts_of, kernels, obstacle_of
 from worker.cli.options import (
     KINDS,
@@ -97,14 +97,33 @@ def check(
 
 @models.command()
 @click.argument("reference", metavar="MODEL")
+@click.option(
+    "--worker",
+    metavar="NAME",
+    help="The running worker, or the beginning of its name, that downloads it.",
+)
 @download_option
 @json_option
 @quiet_option
-def pull(reference: str, download_dir: Path | None, as_json: bool, quiet: bool) -> None:
+@redis_option
+def pull(
+    reference: str,
+    worker: str | None,
+    download_dir: Path | None,
+    as_json: bool,
+    quiet: bool,
+    redis_url: str,
+) -> None:
     """Download MODEL (a hub repo id) to this machine, so that a worker here only reads files.
 
-    What an earlier download that was killed has left is not downloaded again.
+    With --worker, that worker downloads it where it runs; it must be one of the models that it was
+    started to serve. Files that an earlier download has completed are kept, also if it was killed.
     """
+    if worker is not None:
+        if download_dir is not None:
+            raise click.UsageError("--download-dir is for this machine: a worker uses its own")
+        pull_there(reference, worker, redis_url, as_json=as_json, quiet=quiet)
+        return
     need_torch()
     from jobs import JobError
     from worker.loading.find import find
@@ -121,7 +140,8 @@ def pull(reference: str, download_dir: Path | None, as_json: bool, quiet: bool) 
     except JobError as error:
         raise refusal(error) from None
     if as_json:
-        print_json({"model": source.name, "folder": str(source.path), "downloaded": downloads})
+        facts = {"model": source.name, "folder": str(source.path), "downloaded": downloads}
+        print_json({"worker": None, **facts})
     elif not quiet:
         echo(f"{source.name}: {'downloaded to' if downloads else 'is in'} {source.path}", err=True)
 

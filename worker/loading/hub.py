@@ -5,6 +5,7 @@ the model is and whether it can run here, then the weights.
 from __future__ import annotations
 
 import glob
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -16,7 +17,7 @@ from worker.checkpoint.config import CONFIG
 from worker.checkpoint.folder import FolderSource
 from worker.checkpoint.foreign import ADAPTER, adapter, pickled, pickles_among
 from worker.checkpoint.headers import Headers, TensorHeader
-from worker.checkpoint.hub_files import download, list_files, reach
+from worker.checkpoint.hub_files import download, list_files, missing_sizes, reach
 from worker.checkpoint.safetensors_files import (
     INDEX,
     SINGLE,
@@ -98,6 +99,9 @@ class HubSource(FolderSource):
             begin, end = map(int, tensor.data_offsets)
             headers[name] = TensorHeader(Path(file), tensor.dtype, tuple(tensor.shape), begin, end)
         return headers
+
+    def download_sizes(self) -> Mapping[Path, int]:
+        return missing_sizes(self.reference, self.name, self.path, weight_files(self.path))
 
     def download_weights(self) -> None:
         """Download the weight files that are missing, from the commit of the small files."""

@@ -7,6 +7,7 @@ downloaded. Only the chosen file is downloaded, with all parts of a split one.
 from __future__ import annotations
 
 import glob
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -17,7 +18,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from jobs.errors import JobError
 from worker.checkpoint.config import CONFIG
 from worker.checkpoint.foreign import ADAPTER, adapter
-from worker.checkpoint.hub_files import download, list_files, reach
+from worker.checkpoint.hub_files import download, list_files, missing_sizes, reach
 from worker.gguf.read.files import (
     join,
     models_among,
@@ -79,6 +80,9 @@ class GgufHubSource(GgufSource):
     @property
     def needs_download(self) -> bool:
         return not all(part.is_file() for part in self.parts)
+
+    def download_sizes(self) -> Mapping[Path, int]:
+        return missing_sizes(self.reference, self._repo, self._folder, self._files)
 
     def download_weights(self) -> None:
         """Download the parts that are missing, from the commit that was described."""
