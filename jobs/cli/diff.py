@@ -61,6 +61,7 @@ def diff(
     For each metric: the difference with its confidence interval, how many rows rose and fell, and
     McNemar's exact p-value; then the rows whose value differs. chatjobs score makes the scores.
     """
+    from jobs.results.model_versions import mixture_sentence, read_answers
     from jobs.scores.compare import check_data_set, common_specs, deltas, flips, read_pairs
     from jobs.scores.freshness import is_stale, samples_digest, stale_sentence
     from jobs.scores.samples import read_groups
@@ -81,7 +82,11 @@ def diff(
             flipped += flips(store, runs, one, left)
         found = [delta for one in pairs for delta in deltas(one, groups, seed)]
         digests = [samples_digest(store, run) for run in runs]
+        answers = [read_answers(store.dataset(run)) for run in runs]
     if not quiet:
+        for run, found_in in zip(runs, answers, strict=True):
+            if sentence := mixture_sentence(run, found_in):
+                echo(sentence, err=True)
         for one in pairs:
             for run, digest in zip(runs, digests, strict=True):
                 if is_stale(store, run, one.spec.text, digest):

@@ -62,7 +62,10 @@ class DryRun:
         self._no_pilot = "it was not finished"  # why there is none
 
     def run(self, redis_url: str, *, as_json: bool) -> None:
-        """Print what the run would do. Raises Failure if rows would fail."""
+        """Print what the run would do. Raises Failure if rows would fail, and InvalidRequest if
+        workers serve other versions of the models than have made the answers so far."""
+        from jobs.runs.same_versions import SameVersions
+
         self._written.refresh()
         with interrupts_raise():
             found = self._survey()
@@ -72,6 +75,7 @@ class DryRun:
             else:
                 with client(redis_url, quiet=self._quiet) as connected:
                     check_folder(connected, self._store)
+                    SameVersions(connected.redis, self._store, self._name).check()
                     self._run_pilot(connected, found)
         finally:
             if as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.cli.failures import Failure
 from jobs.cli.field_options import fields_option
 from jobs.cli.options import client, refuse_embedded
+from jobs.cli.output import echo
 from jobs.cli.run_watcher import check_folder
 from jobs.cli.watched_run import WINDOW_ROWS, WatchedRun
 
@@ -35,6 +36,7 @@ def score_by_judge(
     """Ask the judge about each answer that it was not asked about, and write its scores. `fields`:
     of its requests."""
     from jobs.data_sets.row_templates import RowTemplate
+    from jobs.results.model_versions import mixture_sentence
     from jobs.runs.data_set_run import DataSetRun
     from jobs.runs.judge_run import Questions, judged_rows
     from jobs.scores.freshness import samples_digest
@@ -61,4 +63,6 @@ def score_by_judge(
         found = watched.execute(questions.outdated)
     if not found.holds:
         raise Failure(f"the rows of run {questions.name} are not those of run {run}: {found}")
+    if found.mixed and not quiet:
+        echo(mixture_sentence(questions.name, found.versions), err=True)
     return write_rows(store, run, spec, judged_rows(store, questions.name, run), samples)

@@ -232,7 +232,8 @@ def run(
     is no request becomes a row with an error.
 
     The same command again goes on where it was, and does nothing for a run that is done. At the end
-    the rows in the files are counted: exit code 1 if one is missing, there twice, or has failed.
+    the rows in the files are counted: exit code 1 if one is missing, there twice, or has failed. A
+    run does not go on with another version of its model.
     """
     from jobs import Results
     from jobs.data_sets.conventions import with_conventions
@@ -380,15 +381,19 @@ class _Run:
         """Print the audit when the run is done. Raises Interrupted, and Failure if it is stopped at
         a rate of errors."""
         from jobs.results.files import SAMPLES
+        from jobs.results.model_versions import mixture_sentence
         from jobs.runs.retry import failed
 
         unused = unused_text(self._columns)
         note = f"columns that are not used: {unused}" if unused else ""
         found = self._watched.execute(failed if retry_failed else None, note)
         if as_json:
-            print_json({"run": self._name, **found.to_dict(), "holds": found.holds})
+            verdict = {"holds": found.holds, "mixed": found.mixed}
+            print_json({"run": self._name, **found.to_dict(), **verdict})
         else:
             echo(f"{self._name}: {found}")
+        if found.mixed and not self._quiet:
+            echo(mixture_sentence(self._name, found.versions), err=True)
         if not self._quiet and not as_json:
             if self._run.done_before >= found.rows:
                 echo("nothing to do: all rows were done before", err=True)

@@ -125,6 +125,7 @@ def score(
     else:
         _print_table(summaries, by)
     if not quiet:
+        _print_mixture(store, run)
         _print_stale(run, summaries)
     _report(specs, tallies, quiet)
 
@@ -192,6 +193,13 @@ def _print_table(summaries: Sequence[Summary], by: Sequence[str]) -> None:
         row += [str(figure.no_answer)] * no_answer + [str(figure.errors)] * errors
         rows.append(row)
     print_table(columns, rows)
+
+
+def _print_mixture(store: Results, run: str) -> None:
+    from jobs.results.model_versions import mixture_sentence, read_answers
+
+    if sentence := mixture_sentence(run, read_answers(store.dataset(run))):
+        echo(sentence, err=True)
 
 
 def _print_stale(run: str, summaries: Sequence[Summary]) -> None:

@@ -16,6 +16,7 @@ from jobs.report.score_tables import ScoreTable, score_tables
 from jobs.report.timeline import LEAST_ROWS, timeline
 from jobs.report.units import ABSENT, count_text, number_text, seconds_text, share_text
 from jobs.results.files import Results
+from jobs.results.model_versions import mixture_sentence, read_answers
 from jobs.runs.audit import Audit, audit
 from jobs.sizes import counted
 
@@ -71,11 +72,12 @@ class Failing:
 @dataclass(frozen=True, slots=True)
 class RunPart:
     """What is said of one run by itself. `audit`: None if the size of its data set is not
-    known."""
+    known. `mixture`: a sentence if several versions of a model have made its answers."""
 
     name: str
     state: str
     audit: Audit | None
+    mixture: str
     broken: int
     slowest: Sequence[quotes.Quote]
     failed: Sequence[quotes.Quote]
@@ -157,6 +159,7 @@ def _run_part(results: Results, run: str, config: dict[str, Any], measures: Meas
         name=run,
         state=str(config.get("state") or ""),
         audit=_audit(results, run, config),
+        mixture=mixture_sentence(run, read_answers(results.dataset(run))),
         broken=len(results.broken(run)),
         slowest=quotes.slowest(results, run, measures),
         failed=quotes.failed(results, run, measures),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from jobs.errors import JobError
@@ -110,7 +111,7 @@ def shared_columns(entry: OutboxEntry) -> Row:
         "host": as_text(entry.get("host")),
         **_times(entry),
         **_sampling(entry, request),
-        **_provenance(entry),
+        **provenance_columns(as_object(entry.get("provenance"))),
     }
 
 
@@ -157,8 +158,8 @@ def _sampling(entry: OutboxEntry, request: dict[str, Any]) -> Row:
     }
 
 
-def _provenance(entry: OutboxEntry) -> Row:
-    model = as_object(entry.get("provenance"))
+def provenance_columns(model: Mapping[str, Any]) -> Row:
+    """The columns about a model. `model`: the fields of its worker.backend.ModelInfo."""
     return {column: as_text(model.get(name)) for column, name in _PROVENANCE.items()}
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.results.files import Results
+from jobs.results.files import Results, dataset_of
+from jobs.results.model_versions import Answers, is_mixture, read_answers
 from jobs.runs.row_set import RowSet
 from jobs.runs.written_rows import WrittenRows, read_columns
 
@@ -25,7 +26,8 @@ class Audit:
     error, or that were cancelled. foreign: rows in the files that the data set does not have.
     broken: files that can't be read. choices: rows of the samples in the files, which have one for
     each answer or continuation. superseded: rows that `Results` skips and other readers of Parquet
-    see, since they are of older attempts or in files that were replaced."""
+    see, since they are of older attempts or in files that were replaced. versions: the answers in
+    the files, by the version of the model that has made them."""
 
     rows_in: int
     samples: int
@@ -37,6 +39,12 @@ class Audit:
     broken: int
     choices: int
     superseded: int
+    versions: tuple[Answers, ...]
+
+    @property
+    def mixed(self) -> bool:
+        """True if answers of two versions of one model are in the files."""
+        return is_mixture(self.versions)
 
     @property
     def holds(self) -> bool:
@@ -57,7 +65,7 @@ class Audit:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "versions": [one.to_dict() for one in self.versions]}
 
 
 def audit(results: Results, run: str, rows_in: int, samples: int = 1) -> Audit:
@@ -70,9 +78,8 @@ def audit(results: Results, run: str, rows_in: int, samples: int = 1) -> Audit:
     again: set[int] = set()
     foreign = current = 0  # rows
     broken = set(results.broken(run))
-    for file in results.files(run):
-        if file in broken:
-            continue
+    whole = [file for file in results.files(run) if file not in broken]
+    for file in whole:
         for row, repeat, choice, status in read_columns(file, COLUMNS):
             current += 1
             number = number_of(row, repeat)
@@ -100,6 +107,7 @@ def audit(results: Results, run: str, rows_in: int, samples: int = 1) -> Audit:
         broken=len(broken),
         choices=sum(map(len, choices.values())),
         superseded=superseded,
+        versions=read_answers(dataset_of(whole)),
     )
 
 

@@ -19,6 +19,7 @@ from jobs.runs.producer import Producer, Watcher
 from jobs.runs.retry import Redo, remove_chosen
 from jobs.runs.row_set import RowSet
 from jobs.runs.run_file import RunFile
+from jobs.runs.same_versions import SameVersions
 from jobs.runs.written_rows import WrittenRows, read_columns
 from jobs.store.producer_lease import LeaseLost, ProducerLease
 from jobs.store.run_rows import RunRows
@@ -46,6 +47,7 @@ class DataSetRun:
         self._configuration, self._window = configuration, window
         self._file = RunFile(results, name)
         self._rows = RunRows(redis, ProducerLease(redis, name))
+        self._versions = SameVersions(redis, results, name)
         self.written = WrittenRows(results, name, source.samples)
         self.done_before = 0  # samples that were in files when the run went on
 
@@ -57,23 +59,38 @@ class DataSetRun:
         """Run the rows that are in no file, and count those in the files. `redo`: chooses rows in
         the files that are run again. Holds the lease on the run until run.json has the result.
 
-        Raises InvalidRequest for another configuration, for a file of the run that can't be read,
-        and for a data set that can't be read to its end, JobError if rows can't be enqueued, and
-        OSError. Rows in Redis go on then.
+        Raises InvalidRequest for another configuration, for a worker that serves another version of
+        a model than has made the answers so far, for a file of the run that can't be read, and for
+        a data set that can't be read to its end, JobError if rows can't be enqueued, and OSError.
+        Rows in Redis go on then.
         """
         self.check()
-        chosen, begun = redo is None, False
+        chosen, begun, noted = redo is None, False, False
+
+        def before_rows() -> None:
+            nonlocal noted
+            self._versions.check()
+            if not noted:
+                self._file.write(self._configuration, "running")
+                noted = True
 
         def begin() -> RowSet | None:
-            nonlocal chosen, begun
+            nonlocal chosen, begun, noted
             alone = None
             self.check()  # another process may have begun the run
             self.written.refresh()
             self.written.check()
-            self._file.write(self._configuration, "running")
+            self._versions.restart()
+            noted = False
+            if self.name not in self._results.runs():
+                before_rows()
             finish_replacement(self._results, self.name)
             if redo is not None and not chosen:
-                alone = remove_chosen(self._results, self._rows, self.written, redo)
+                again = redo(self.written)
+                if len(again):
+                    before_rows()
+                    remove_chosen(self._results, self._rows, self.written, again)
+                    alone = again
                 chosen = True
             self.written.refresh()
             if not begun:
@@ -81,7 +98,13 @@ class DataSetRun:
             return alone
 
         producer = Producer(
-            self._rows, self.written, self._source, watcher, window=self._window, begin=begin
+            self._rows,
+            self.written,
+            self._source,
+            watcher,
+            window=self._window,
+            begin=begin,
+            before_rows=before_rows,
         )
         with self._rows.lease:
             while (end := producer.run()) != "waited":

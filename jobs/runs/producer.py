@@ -79,12 +79,14 @@ class Producer:
         *,
         window: int,
         begin: Callable[[], RowSet | None] = lambda: None,
+        before_rows: Callable[[], None] = lambda: None,
     ) -> None:
         """`begin`: called with the lease, before the first row is enqueued; may raise. It returns
-        the samples that are packed with no others, such as those that have failed before."""
+        the samples that are packed with no others, such as those that have failed before.
+        `before_rows`: called each time before rows are enqueued or ended; may raise."""
         self._rows, self._written = rows, written
         self._source, self._watcher, self._size = source, watcher, window
-        self._begin = begin
+        self._begin, self._before_rows = begin, before_rows
         self._window = Window(rows, written)
         self._alone = RowSet()
         self._total: int | None = None
@@ -179,6 +181,8 @@ class Producer:
     def _send(self, chunk: list[SourceRow]) -> None:
         """Enqueue rows, those with a common beginning one after the other, so that workers compute
         it once. Rows that no job runs are ended."""
+        if chunk:
+            self._retry(self._before_rows)
         self._end([row for row in chunk if isinstance(row, ErrorRow)])
         left = sorted((row for row in chunk if isinstance(row, RequestRow)), key=place_of)
         while left := self._without_owners(left):

@@ -23,16 +23,13 @@ def failed(written: WrittenRows) -> RowSet:
     return written.failed
 
 
-def remove_chosen(results: Results, rows: RunRows, written: WrittenRows, redo: Redo) -> RowSet:
-    """Remove rows from the files, and their jobs and reservations from Redis. Returns them. Call it
-    with the lease on the run, after `written.refresh`.
+def remove_chosen(results: Results, rows: RunRows, written: WrittenRows, chosen: RowSet) -> None:
+    """Remove samples from the files, and their jobs and reservations from Redis. Call it with the
+    lease on the run, after `written.refresh`.
 
     If it is interrupted, call it again: a row is in a file, or its producer enqueues it. Raises
     LeaseLost, redis.RedisError, pyarrow.ArrowException and OSError.
     """
-    chosen = redo(written)
-    if not len(chosen):
-        return chosen
 
     def is_chosen(row: int, repeat: int) -> bool:
         return written.number_of(row, repeat) in chosen
@@ -47,4 +44,3 @@ def remove_chosen(results: Results, rows: RunRows, written: WrittenRows, redo: R
         rows.forget(chunk)
     remove_rows(results, rows.run, is_chosen)
     written.clear()
-    return chosen

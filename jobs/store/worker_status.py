@@ -14,6 +14,7 @@ from redis import Redis
 
 from jobs import keys
 from jobs.operations import CHAT
+from jobs.results.model_versions import ModelVersion
 from jobs.store.connection.protocol import Steps, command, retry
 from jobs.store.damage import Damage
 
@@ -33,6 +34,12 @@ class Published(NamedTuple):
     def serve(self, model: str, func: str) -> int:
         """Number of running workers that take the jobs of a function for a model."""
         return sum(model in one["names"] and func in funcs_of(one) for one in self.running)
+
+    def versions(self, model: str) -> dict[str, ModelVersion]:
+        """The version of a model that each running worker serves, by the worker's name, as far as
+        it says so: one that has not loaded the model yet, or is of an older version, does not."""
+        found = {one["name"]: one.get("versions", {}).get(model) for one in self.running}
+        return {name: ModelVersion.of(one) for name, one in found.items() if one is not None}
 
     def ready(self, other_than: str) -> set[str]:
         """The names of the models that other workers have in memory, and claim jobs for."""
@@ -182,6 +189,7 @@ def _is_worker(value: Any) -> bool:
                 and _is_loading(value.get("loading", {}))
                 and _are_states(value.get("states", {}))
                 and _is_about(value.get("about", {}))
+                and _are_versions(value.get("versions", {}))
             )
     return False
 
@@ -223,3 +231,13 @@ def _is_about_model(value: Any) -> bool:
 def _is_loading(value: Any) -> bool:
     """True if a value holds the possible names of models, by their references."""
     return isinstance(value, dict) and all(map(_are_texts, value.values()))
+
+
+def _are_versions(value: Any) -> bool:
+    """True if a value holds versions of models, by their names."""
+    return isinstance(value, dict) and all(
+        isinstance(one, dict)
+        and isinstance(one.get("model_fingerprint"), str)
+        and all(isinstance(part, str | None) for part in one.values())
+        for one in value.values()
+    )

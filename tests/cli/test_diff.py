@@ -63,3 +63,17 @@ def test_what_can_not_be_compared_is_refused_with_a_sentence(
     done = run("diff", *words, "--results", folder)
     assert done.exit_code == 2
     assert sentence in done.stderr
+
+
+def test_the_run_that_is_a_mixture_is_named(run: Run, folder: str) -> None:
+    rows = answers(*zip("xxo", "xxy", strict=True))
+    for row, kind in zip(rows, ("float32", "float32", "bfloat16"), strict=True):
+        row |= {"model_fingerprint": "f", "dtype": kind}
+    make_run(Path(folder), rows, "b")
+    done = run("diff", "a", "b", "--results", folder)
+    sentence = (
+        "run b has answers of 2 versions of model 'demo' (dtype float32: 2 rows; dtype bfloat16: 1 "
+        "row): its figures are of a mixture"
+    )
+    assert (done.exit_code, sentence in done.stderr) == (0, True), done.stderr
+    assert "run a has answers" not in done.stderr

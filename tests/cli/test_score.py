@@ -169,3 +169,21 @@ def test_a_run_with_a_broken_file_is_scored_with_a_warning(run: Run, folder: str
     done = run("score", "r1", "-m", "exact", "--json", "--results", folder)
     assert "part-b.parquet is skipped" in done.stderr
     assert objects(done.stdout)[0]["value"] == 0.75
+
+
+def test_a_mixture_of_models_is_named(run: Run, tmp_path: Path) -> None:
+    rows = answers(("a", "a"), ("b", "b"), ("c", "x"))
+    for row, weights in zip(rows, ("old", "new", "new"), strict=True):
+        row["model_fingerprint"] = weights
+    make_run(tmp_path, rows)
+    sentence = (
+        "run r1 has answers of 2 versions of model 'demo' (weights new: 2 rows; weights old: 1 "
+        "row): its figures are of a mixture"
+    )
+    words = ("score", "r1", "-m", "exact", "--results", str(tmp_path))
+    done = run(*words)
+    assert (done.exit_code, sentence in done.stderr) == (0, True), done.stderr
+    assert sentence not in run(*words, "--quiet").stderr
+    rows[0]["model_fingerprint"] = "new"
+    make_run(tmp_path, rows)
+    assert "versions" not in run(*words).stderr

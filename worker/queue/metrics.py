@@ -50,6 +50,7 @@ class Metrics:
             "models": sorted(set(self._models.values())),
             "names": sorted(self._models),
             "about": self._models.about,
+            "versions": {name: one._asdict() for name, one in self._models.versions.items()},
             "funcs": sorted(OPERATIONS),
             "started_at": self._started_at,
             "device": memory.device,

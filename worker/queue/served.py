@@ -7,6 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from jobs.errors import JobError
+from jobs.results.model_versions import ModelVersion
+from jobs.results.rows import provenance_columns
 from worker.backend import ModelInfo
 
 
@@ -84,6 +86,12 @@ class Served(Mapping[str, str]):
             for name, info in self._infos.items()
             if name in self._further
         }
+
+    @property
+    def versions(self) -> dict[str, ModelVersion]:
+        """The version of each model as of its last load, by each name that has queues."""
+        known = {name: self.provenance[name] for name in self if name in self.provenance}
+        return {name: ModelVersion.of(provenance_columns(one)) for name, one in known.items()}
 
     @property
     def loaded(self) -> list[ModelInfo]:

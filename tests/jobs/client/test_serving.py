@@ -87,6 +87,8 @@ def test_asyncio_warns_in_the_line_of_the_caller(client: Client, redis_url: str)
         json.dumps({**STATUS, "memory": {"weights": "x", "cache": 1}}),
         json.dumps({**STATUS, "cached_tokens": "x"}),
         *(json.dumps({**STATUS, "loading": one}) for one in ("x", ["m"], {"m": "m"}, {"m": [3]})),
+        *(json.dumps({**STATUS, "versions": one}) for one in ("x", ["m"], {"m": "m"}, {"m": {}})),
+        json.dumps({**STATUS, "versions": {"m": {"model_fingerprint": "f", "dtype": 3}}}),
     ],
 )
 def test_a_foreign_value_of_a_worker_stops_no_submit(

@@ -167,3 +167,12 @@ def test_what_can_not_be_reported_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r1/run.json").write_text("{")
     with pytest.raises(InvalidRequest, match=r"run\.json of run r1 is not JSON"):
         read_contents(results, ["r1"])
+
+
+def test_a_mixture_of_models_is_named(tmp_path: Path) -> None:
+    rows = [timed(place, 1, model_fingerprint=weights) for place, weights in enumerate("aab")]
+    make_run(tmp_path, rows, "mixed")
+    make_run(tmp_path, rows[:2], "plain")
+    text = page_of(Results(tmp_path), "mixed", "plain").text
+    assert "(weights a: 2 rows; weights b: 1 row): its figures are of a mixture." in text
+    assert text.count("Several versions of a model") == 1
