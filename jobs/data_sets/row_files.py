@@ -234,7 +234,8 @@ def json_rows(lines: Iterable[Line]) -> Iterator[Row]:
             yield number, _object(line)
         except InvalidRequest as error:
             second = next(numbered, None) if first and _is_open(line) else None
-            if second is not None and (line.strip() == b"[" or not _is_object(second[1])):
+            array = isinstance(line, bytes) and line.strip() == b"["
+            if second is not None and (array or not _is_object(second[1])):
                 yield number, _pretty_printed()
                 return
             yield number, _not_json_lines(error, line, first)
