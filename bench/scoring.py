@@ -29,9 +29,10 @@ from bench.harness import MIB, report, resident_bytes
 from jobs import keys
 from jobs.embedded import EmbeddedRedis
 from jobs.operations import CHAT
-from jobs.results.files import SAMPLES, TEMPORARY, write_part
+from jobs.results.files import SAMPLES, write_part
 from jobs.results.rows import SCHEMA_VERSION
 from jobs.results.schema import SCHEMA
+from jobs.results.unfinished import TEMPORARY
 from jobs.store.reservations import DIGEST_BYTES
 from jobs.store.rq_layout import DATA, decode_call, job_key, queue_key
 

@@ -341,7 +341,8 @@ def run(
             export(store, name, form, file, order=order, quiet=quiet)
         called.check(found)
     except InvalidRequest as error:
-        raise WrongInput(f"{dataset}: {error.message}") from None
+        place = "" if error.param == "run" else f"{dataset}: "
+        raise WrongInput(f"{place}{error.message}") from None
 
 
 class _Run:

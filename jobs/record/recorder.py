@@ -27,8 +27,10 @@ from jobs.operations import rows_of
 from jobs.record.disk_faults import explain, fails_all
 from jobs.record.folder import ResultsFolder
 from jobs.results import outbox
-from jobs.results.files import RUN_FILE, SAMPLES, TEMPORARY, table_of, write_part, write_run_card
+from jobs.results.files import SAMPLES, table_of, write_part
 from jobs.results.rows import Row
+from jobs.results.run_json import RUN_JSON, VERSIONS, RunJson
+from jobs.results.unfinished import TEMPORARY
 from jobs.store.backlog import read_unwritten
 from jobs.store.damage import Damaged, causes
 from jobs.store.durable import NotDurable, read_persistence, wait_until_durable
@@ -56,8 +58,6 @@ FINISH_PAUSE_SECONDS = 1.0  # the same while the worker stops
 GIVE_UP_SECONDS = 0.5  # how long the thread may take to give up
 REPEAT_LOG_SECONDS = 60.0  # between two log lines about the same fault
 SLOW_FILE_SECONDS = 60.0  # a disk that takes longer for one file is reported
-
-RUN_CARD_FIELDS = ("run_id", "schema_version", "engine", "engine_version", "torch_version")
 
 
 class Recorder:
@@ -324,9 +324,9 @@ class Recorder:
             raise
         for leftover in temporary.parent.glob(f"{plan.name}.*.parquet"):
             leftover.unlink(missing_ok=True)  # of recorders that died while they wrote this part
-        if rows and not (folder / RUN_FILE).exists():
+        if rows and not (folder / RUN_JSON).exists():
             row = next((row for row in rows if row.get("engine")), rows[0])
-            write_run_card(folder, {name: row.get(name) for name in RUN_CARD_FIELDS})
+            RunJson({name: row.get(name) for name in ("run_id", *VERSIONS)}).write(folder)
 
     def _commit(self, plan: Plan) -> None:
         self._plans.commit(plan)

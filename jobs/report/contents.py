@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow.compute as pc
 
@@ -17,6 +16,7 @@ from jobs.report.timeline import LEAST_ROWS, timeline
 from jobs.report.units import ABSENT, count_text, number_text, seconds_text, share_text
 from jobs.results.files import Results
 from jobs.results.model_versions import mixture_sentence, read_answers
+from jobs.results.run_json import RunJson
 from jobs.runs.audit import Audit, audit
 from jobs.sizes import counted
 
@@ -119,8 +119,8 @@ def read_contents(
 ) -> Contents:
     """Read runs, whose rows are aggregated by Arrow. `by`: columns that make groups of the scores.
     `price_per_hour`: of a worker. Raises InvalidRequest for a run that does not exist or has no
-    rows, and for a column of `by` that a run does not have."""
-    configs = [provenance.run_config(results, run) for run in runs]
+    rows, for a run.json that can't be read, and for a column of `by` that a run does not have."""
+    noted = [RunJson.read(results.path(run)) for run in runs]
     measures = [read_measures(results, run) for run in runs]
     for run, one in zip(runs, measures, strict=True):
         if not one.rows:
@@ -134,8 +134,8 @@ def read_contents(
     ]
     return Contents(
         runs=tuple(
-            _run_part(results, run, config, one)
-            for run, config, one in zip(runs, configs, measures, strict=True)
+            _run_part(results, run, known, one)
+            for run, known, one in zip(runs, noted, measures, strict=True)
         ),
         facts=tuple(_facts(measures, price_per_hour)),
         scores=scores,
@@ -143,7 +143,7 @@ def read_contents(
         has_curves=bool(curves),
         lengths=tuple(chart for chart, is_time in numbers if not is_time),
         errors=tuple(_errors(results, runs, measures)),
-        settings=_beside([provenance.configuration(one) for one in configs]),
+        settings=_beside([provenance.configuration(one) for one in noted]),
         sampling=_beside(
             [provenance.column_values(results, run, provenance.SAMPLING) for run in runs]
         ),
@@ -154,11 +154,11 @@ def read_contents(
     )
 
 
-def _run_part(results: Results, run: str, config: dict[str, Any], measures: Measures) -> RunPart:
+def _run_part(results: Results, run: str, noted: RunJson, measures: Measures) -> RunPart:
     return RunPart(
         name=run,
-        state=str(config.get("state") or ""),
-        audit=_audit(results, run, config),
+        state=noted.state or "",
+        audit=_audit(results, run, noted),
         mixture=mixture_sentence(run, read_answers(results.dataset(run))),
         broken=len(results.broken(run)),
         slowest=quotes.slowest(results, run, measures),
@@ -169,12 +169,9 @@ def _run_part(results: Results, run: str, config: dict[str, Any], measures: Meas
     )
 
 
-def _audit(results: Results, run: str, config: dict[str, Any]) -> Audit | None:
+def _audit(results: Results, run: str, noted: RunJson) -> Audit | None:
     """Count the files again; the last audit has the size of the data set."""
-    match config.get("audit"):
-        case {"rows_in": int(rows_in), "samples": int(samples)} if samples > 0:
-            return audit(results, run, rows_in, samples)
-    return None
+    return None if noted.size is None else audit(results, run, *noted.size)
 
 
 def _facts(runs: Sequence[Measures], price_per_hour: float | None) -> list[Fact]:

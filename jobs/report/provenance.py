@@ -8,9 +8,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from jobs.errors import invalid
 from jobs.results.files import Results
-from jobs.runs.run_file import CONFIGURATION
+from jobs.results.run_json import RunJson
 
 KEPT = 4  # different values of a column that are named
 
@@ -25,18 +24,9 @@ VERSIONS = (
 )  # fmt: skip
 
 
-def run_config(results: Results, run: str) -> dict[str, Any]:
-    """run.json. Raises InvalidRequest if it can't be read as JSON."""
-    try:
-        content = results.config(run)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise invalid(f"run.json of run {run} is not JSON: restore or remove it", "run") from None
-    return content if isinstance(content, dict) else {}
-
-
-def configuration(config: Mapping[str, Any]) -> dict[str, str]:
+def configuration(noted: RunJson) -> dict[str, str]:
     """The settings of `chatjobs run`, as dotted names and JSON; empty for other runs."""
-    return dict(_flat(config.get(CONFIGURATION) or {}))
+    return dict(_flat(noted.configuration or {}))
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

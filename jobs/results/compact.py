@@ -26,15 +26,13 @@ import pyarrow.parquet as pq
 from jobs.errors import invalid
 from jobs.results.files import (
     SAMPLES,
-    TEMPORARY,
     Results,
     dataset_of,
     write_tables,
-    write_text,
 )
 from jobs.results.schema import SCHEMA
 from jobs.results.superseded import NOTE, read_note
-from jobs.results.unfinished import unfinished
+from jobs.results.unfinished import TEMPORARY, unfinished, write_text
 
 KEY = ("row_index", "repeat_index")
 KIND = "replacement"  # of unfinished files

@@ -7,16 +7,14 @@
     <results>/<run>/_tmp/                    unfinished files
 
 The recorder writes: `rows_of(entry)` converts an outbox entry to rows, `table_of(rows)` makes a
-table of them, `write_part` writes it, once. `write_run_card` writes run.json and README.md.
-`chatjobs score` writes with `write_scores`.
+table of them, `write_part` writes it, once. `RunJson` of run_json.py reads and writes run.json and
+writes README.md before it. `chatjobs score` writes with `write_scores`.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import os
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,10 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.disk import sync_folder
+from jobs.disk import make_folder, sync_folder
 from jobs.errors import invalid
 from jobs.keys import RUN_ID
 from jobs.results.rows import Row
+from jobs.results.run_json import RUN_JSON, RunJson
 from jobs.results.schema import SCHEMA, foreign_fault, leaves
 from jobs.results.scores import (
     SAMPLES_DIGEST,
@@ -38,7 +37,7 @@ from jobs.results.scores import (
     score_file,
 )
 from jobs.results.superseded import without_superseded
-from jobs.results.unfinished import unfinished
+from jobs.results.unfinished import TEMPORARY, unfinished
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -49,32 +48,9 @@ RESULTS_VARIABLE = "CHATJOBS_RESULTS"
 DEFAULT_RESULTS = "results"
 
 SAMPLES = "samples"
-TEMPORARY = "_tmp"
-RUN_FILE = "run.json"
 NAMED_RUNS = 20  # in a sentence about a run that is not there
-CARD_FILE = "README.md"
 
 COMPRESSION = "zstd"
-
-CARD = """---
-configs:
-- config_name: samples
-  default: true
-  data_files: samples/*.parquet
-- config_name: scores
-  data_files: scores/*.parquet
----
-# {run}
-
-Chat completions written by chatjobs: one row per answer in `samples/`, the versions of the engine
-and of torch in `run.json`. `chatjobs score` writes one row per answer and metric in `scores/`.
-Files in both are always complete.
-
-    from datasets import load_dataset
-    rows = load_dataset("{run}", split="train")
-
-    duckdb -c "select status, count(*) from '{run}/samples/*.parquet' group by 1"
-"""
 
 
 def table_of(rows: Iterable[Row]) -> pa.Table:
@@ -120,8 +96,8 @@ def write_tables(
 def _write(path_tmp: Path, path_final: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
     """Write `path_tmp`, and make the folders of both."""
     floats = {path for path, kind in leaves(schema).items() if pa.types.is_floating(kind)}
-    _make_folder(path_tmp.parent)
-    _make_folder(path_final.parent)
+    make_folder(path_tmp.parent)
+    make_folder(path_final.parent)
     with path_tmp.open("wb") as file:
         with pq.ParquetWriter(
             file,
@@ -161,14 +137,6 @@ def write_scores(
     return file
 
 
-def write_run_card(run_dir: Path, content: dict[str, Any]) -> None:
-    """Write `content` to run.json, and the data-set card before it. Each file is replaced
-    atomically."""
-    text = json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
-    write_text(run_dir, CARD_FILE, CARD.format(run=run_dir.name))
-    write_text(run_dir, RUN_FILE, text)
-
-
 class BrokenFileWarning(UserWarning):
     """A Parquet file of a run can't be read: its rows are missing in what was asked for."""
 
@@ -187,7 +155,7 @@ class Results:
             folder.name
             for folder in self.root.iterdir()
             if RUN_ID.fullmatch(folder.name)
-            and ((folder / SAMPLES).is_dir() or (folder / RUN_FILE).is_file())
+            and ((folder / SAMPLES).is_dir() or (folder / RUN_JSON).is_file())
         )
 
     def path(self, run: str) -> Path:
@@ -206,13 +174,12 @@ class Results:
         return f"no run {run!r} in {self.root.absolute()}{meant}; runs there: {names}"
 
     def config(self, run: str) -> dict[str, Any]:
-        """Content of run.json: run_id, schema_version, engine, engine_version, torch_version.
+        """Content of run.json: run_id, schema_version, engine, engine_version, torch_version, and
+        what `chatjobs run` adds.
 
-        {} if the file doesn't exist yet.
+        {} if the file doesn't exist yet. Raises InvalidRequest if it can't be read.
         """
-        file = self.path(run) / RUN_FILE
-        content: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        return content
+        return dict(RunJson.read(self.path(run)).content)
 
     # pyarrow has no types, and pyright reports unknown types in the caller's code, but not Any.
 
@@ -347,40 +314,3 @@ def _check(files: list[Path]) -> dict[Path, str]:
         if fault is not None:
             faults[file] = fault
     return faults
-
-
-def write_text(folder: Path, name: str, text: str) -> None:
-    """Replace a file of a run atomically, and remove what writers of it left that were killed."""
-    temporary = folder / TEMPORARY / f"{name}.{uuid.uuid4().hex}"
-    while True:
-        _make_folder(temporary.parent)
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            temporary.unlink(missing_ok=True)  # incomplete: the disk is full
-            raise
-        try:
-            temporary.replace(folder / name)
-            break
-        except FileNotFoundError:
-            pass  # another writer of the file took it for what a killed one left
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-    for leftover in temporary.parent.glob(f"{name}.*"):
-        leftover.unlink(missing_ok=True)
-    sync_folder(folder)
-
-
-def _make_folder(folder: Path) -> None:
-    """Create the folder and its parents durably: each new entry is synced."""
-    missing = []
-    while not folder.exists():
-        missing.append(folder)
-        folder = folder.parent
-    for new in reversed(missing):
-        new.mkdir(exist_ok=True)
-        sync_folder(new.parent)

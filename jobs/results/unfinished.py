@@ -1,17 +1,24 @@
-"""Unfinished files of a run that take minutes to write, such as scores.
+"""Unfinished files of a run: each is written in the run's folder TEMPORARY, and renamed when it is
+complete.
 
-Each is locked while its writer lives, so that the next writer tells it from what a killed one has
-left.
+One that takes minutes to write, such as scores, is locked while its writer lives, so that the next
+writer tells it from what a killed one has left. A text is written again if another writer has taken
+it for that.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from jobs.disk import make_folder, sync_folder
+
+TEMPORARY = "_tmp"
 
 
 @contextmanager
@@ -28,6 +35,32 @@ def unfinished(folder: Path, kind: str) -> Iterator[Path]:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
+
+
+def write_text(folder: Path, name: str, text: str) -> None:
+    """Replace a file of a run atomically, and remove what writers of it left that were killed."""
+    temporary = folder / TEMPORARY / f"{name}.{uuid.uuid4().hex}"
+    while True:
+        make_folder(temporary.parent)
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            temporary.unlink(missing_ok=True)  # incomplete: the disk is full
+            raise
+        try:
+            temporary.replace(folder / name)
+            break
+        except FileNotFoundError:
+            pass  # another writer of the file took it for what a killed one left
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+    for leftover in temporary.parent.glob(f"{name}.*"):
+        leftover.unlink(missing_ok=True)
+    sync_folder(folder)
 
 
 def _make(folder: Path, kind: str) -> tuple[Path, BinaryIO]:

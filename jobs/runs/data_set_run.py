@@ -14,6 +14,7 @@ from redis import Redis
 from jobs.data_sets.source import RowSource
 from jobs.results.compact import finish_replacement
 from jobs.results.files import Results
+from jobs.results.run_json import VERSIONS
 from jobs.runs.audit import Audit, audit
 from jobs.runs.producer import Producer, Watcher
 from jobs.runs.retry import Redo, remove_chosen
@@ -26,7 +27,6 @@ from jobs.store.run_rows import RunRows
 
 # The watcher has stopped a run: "waited" if another process runs its rows.
 Stopped = Literal["stopped", "waited"]
-ENGINE = ("schema_version", "engine", "engine_version", "torch_version")
 
 
 class DataSetRun:
@@ -127,6 +127,6 @@ class DataSetRun:
         """The engine of the first row that was generated; empty if none was."""
         broken = self._results.broken(self.name)
         whole = (file for file in self._results.files(self.name) if file not in broken)
-        rows = (values for file in whole for values in read_columns(file, ENGINE))
+        rows = (values for file in whole for values in read_columns(file, VERSIONS))
         found = next((values for values in rows if values[1] is not None), None)
-        return {} if found is None else dict(zip(ENGINE, found, strict=True))
+        return {} if found is None else dict(zip(VERSIONS, found, strict=True))

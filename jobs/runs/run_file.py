@@ -1,4 +1,4 @@
-"""run.json of a run that `chatjobs run` makes: its configuration, state and last audit.
+"""Whether a run may go on, and its state: what `chatjobs run` notes in run.json.
 
 The configuration is all that decides on the answers. A run whose configuration has changed is not
 continued: its rows would not be comparable.
@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from jobs.errors import invalid
-from jobs.results.files import RUN_FILE, Results, write_run_card
+from jobs.results.files import Results
+from jobs.results.run_json import CONFIGURATION, RunJson
 
 State = Literal["running", "interrupted", "done"]
 
-CONFIGURATION = "configuration"
 MAX_SHOWN = 60  # characters of a value in a sentence
 
 
@@ -29,9 +29,8 @@ class RunFile:
 
     def check(self, configuration: Mapping[str, Any]) -> None:
         """Raise InvalidRequest if the run exists and was made with another configuration, or by
-        other means. A `limit` may grow."""
-        stored = self._read()
-        known = stored.get(CONFIGURATION)
+        other means, and if its run.json can't be read. A `limit` may grow."""
+        known = RunJson.read(self._folder).configuration
         if known is None:
             if self._run in self._results.runs():
                 raise invalid(
@@ -49,25 +48,16 @@ class RunFile:
             )
 
     def write(self, configuration: Mapping[str, Any], state: State, **facts: Any) -> None:
-        """Raises OSError."""
+        """Raises InvalidRequest if run.json can't be read, and OSError."""
         content = {
-            **self._read(),
+            **RunJson.read(self._folder).content,
             "run_id": self._run,
             CONFIGURATION: dict(configuration),
             "configuration_hash": hash_of(configuration),
             "state": state,
             **facts,
         }
-        write_run_card(self._folder, content)
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            content = json.loads((self._folder / RUN_FILE).read_text("utf-8"))
-        except FileNotFoundError:
-            return {}
-        except ValueError:
-            raise invalid(f"{self._folder / RUN_FILE} is not JSON: restore or remove it") from None
-        return content if isinstance(content, dict) else {}
+        RunJson(content).write(self._folder)
 
 
 def hash_of(configuration: Mapping[str, Any]) -> str:

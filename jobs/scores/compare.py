@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from jobs.errors import invalid
 from jobs.results.files import Results
+from jobs.results.run_json import RunJson
 from jobs.results.scores import FIGURES, KEY
 from jobs.scores.figures import Interval, bootstrap, combine_of, questions
 from jobs.scores.samples import Groups, grouped
@@ -152,12 +153,12 @@ def deltas(pairs: Pairs, groups: Groups | None = None, seed: int = 0) -> Iterato
 
 
 def check_data_set(results: Results, runs: tuple[str, str], pairs: Pairs) -> None:
-    """Raise InvalidRequest if the runs are not of one data set.
+    """Raise InvalidRequest if the runs are not of one data set, or a run.json can't be read.
 
     Files with equal content are one. Others are if each row has the same target in both, and some
     have one. Of files that are not known, only rows whose values differ are compared.
     """
-    first, second = (_content(results, run) for run in runs)
+    first, second = (RunJson.read(results.path(run)).data_set for run in runs)
     known = first is not None and second is not None
     if known and first == second:
         return
@@ -199,13 +200,6 @@ def flips(
             )
         )
     return found
-
-
-def _content(results: Results, run: str) -> str | None:
-    """The digest of the data set of a run; None if `chatjobs run` has not made it."""
-    configuration = results.config(run).get("configuration") or {}
-    content: str | None = configuration.get("data set", {}).get("content")
-    return content
 
 
 def _delta(spec: Spec, group: dict[str, str | None], table: Any, seed: int) -> Delta:

@@ -91,13 +91,15 @@ class FakeWorker:
     def record(self, results: str | Path) -> None:
         """Write the rows of all jobs that have ended to Parquet, as `<results>/<run>/samples`.
         Rows that this method wrote before are replaced."""
-        from jobs.results.files import TEMPORARY, table_of, write_run_card, write_tables
+        from jobs.results.files import table_of, write_tables
+        from jobs.results.run_json import RunJson
+        from jobs.results.unfinished import TEMPORARY
 
         for run in self._stepper.record():
             folder, part = Path(results) / run, "part-0.parquet"
             table = table_of(self.rows(run))
             write_tables(folder / TEMPORARY / part, folder / "samples" / part, [table])
-            write_run_card(folder, {"run_id": run})
+            RunJson({"run_id": run}).write(folder)
 
     def close(self) -> None:
         self._redis.close()

@@ -17,8 +17,9 @@ from click.testing import CliRunner, Result
 from jobs import JobError
 from jobs.cli import build, main
 from jobs.operations import rows_of
-from jobs.results.files import table_of, write_part, write_run_card
+from jobs.results.files import table_of, write_part
 from jobs.results.outbox import Status, outbox_entry
+from jobs.results.run_json import RunJson
 from tests.worker.site import Site
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def finished_run(tmp_path: Path) -> Path:
         )
         rows += rows_of(entry)
     write_part(tmp_path / "r1/_tmp/a", tmp_path / "r1/samples/part-a.parquet", table_of(rows))
-    write_run_card(tmp_path / "r1", {})
+    RunJson({}).write(tmp_path / "r1")
     return tmp_path
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from jobs import Results
-from jobs.results.files import write_run_card, write_scores
+from jobs.results.files import write_scores
+from jobs.results.run_json import RunJson
 from jobs.results.scores import SCORES_SCHEMA
 from tests.jobs.scores.runs import make_run
 
@@ -92,4 +93,4 @@ def noted(root: Path, run: str, rows_in: int, **configuration: Any) -> None:
         "configuration": {"model": "demo", "options": {"temperature": 0}, **configuration},
         "audit": {"rows_in": rows_in, "samples": 1},
     }
-    write_run_card(root / run, dict(content))
+    RunJson(dict(content)).write(root / run)

@@ -12,7 +12,7 @@ from jobs import Results
 from jobs.errors import InvalidRequest
 from jobs.report.contents import read_contents
 from jobs.report.page import render
-from jobs.results.files import write_run_card
+from jobs.results.run_json import RunJson
 from tests.jobs.report.runs import failed, large_run, noted, scored, timed
 from tests.jobs.scores.runs import make_run
 
@@ -118,7 +118,7 @@ def test_runs_without_scores_charts_or_answers_have_a_page(tmp_path: Path) -> No
     make_run(tmp_path, [failed("timeout", "too slow")] * 25, "failed")
     make_run(tmp_path, [timed(0, 1)], "one")
     make_run(tmp_path, [timed(0, 1)], "going")
-    write_run_card(tmp_path / "going", {"run_id": "going", "state": "interrupted"})
+    RunJson({"run_id": "going", "state": "interrupted"}).write(tmp_path / "going")
     make_run(tmp_path, [timed(0, 1)], "missing")
     noted(tmp_path, "missing", rows_in=3)
     make_run(tmp_path, [{"text": "b", "prompt": "a text", "operation": "perplexity"}], "text")
@@ -156,7 +156,7 @@ def test_a_long_prompt_keeps_its_start_and_its_end(tmp_path: Path) -> None:
 
 def test_what_can_not_be_reported_is_refused(tmp_path: Path) -> None:
     results = make_run(tmp_path, [timed(0, 1)])
-    write_run_card(tmp_path / "empty", {"run_id": "empty"})
+    RunJson({"run_id": "empty"}).write(tmp_path / "empty")
     for runs, by, sentence in (
         (["none"], (), "no run 'none'"),
         (["r1", "empty"], (), "run empty has no rows"),
@@ -165,7 +165,7 @@ def test_what_can_not_be_reported_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match=sentence):
             read_contents(results, runs, by)
     (tmp_path / "r1/run.json").write_text("{")
-    with pytest.raises(InvalidRequest, match=r"run\.json of run r1 is not JSON"):
+    with pytest.raises(InvalidRequest, match=r"r1/run\.json is not JSON"):
         read_contents(results, ["r1"])
 
 

@@ -26,10 +26,10 @@ from jobs.results.files import (
     BrokenFileWarning,
     table_of,
     write_part,
-    write_run_card,
     write_scores,
 )
 from jobs.results.outbox import decode, encode
+from jobs.results.run_json import RunJson
 from jobs.results.schema import SCHEMA, leaves
 from tests.jobs.results.entries import error_entry, ok_entry
 
@@ -42,7 +42,7 @@ def results(tmp_path: Path) -> Results:
     write_part(run / "_tmp/a.parquet", run / "samples/part-a.parquet", table_of(full))
     bare = [row for i in range(20, 25) for row in rows_of(error_entry(i, f"b{i}"))]
     write_part(run / "_tmp/b.parquet", run / "samples/part-b.parquet", table_of(bare))
-    write_run_card(run, {"run_id": "r1", "engine": "chatjobs"})
+    RunJson({"run_id": "r1", "engine": "chatjobs"}).write(run)
     return Results(tmp_path)
 
 
@@ -245,7 +245,7 @@ def test_an_unknown_column_is_refused_with_the_names_of_the_columns(results):
 
 
 def test_a_run_without_rows_is_an_empty_table(tmp_path):
-    write_run_card(tmp_path / "new", {"run_id": "new", "engine": "chatjobs"})
+    RunJson({"run_id": "new", "engine": "chatjobs"}).write(tmp_path / "new")
     results = Results(tmp_path)
     assert results.runs() == ["new"]
     assert results.table("new").num_rows == 0
@@ -267,7 +267,7 @@ def test_a_run_card_that_can_not_be_written_leaves_no_file_behind(tmp_path):
     (tmp_path / "r1" / "run.json").mkdir(parents=True)
     for _ in range(3):
         with pytest.raises(OSError):
-            write_run_card(tmp_path / "r1", {})
+            RunJson({}).write(tmp_path / "r1")
     assert os.listdir(tmp_path / "r1" / "_tmp") == []
 
 
@@ -275,12 +275,12 @@ def test_a_run_card_removes_what_a_killed_writer_left(tmp_path):
     for name in ("run.json.1", "README.md.2", "part-0.1.parquet"):
         write_part(tmp_path / "_tmp" / name, tmp_path / name, table_of([]))
         (tmp_path / name).replace(tmp_path / "_tmp" / name)
-    write_run_card(tmp_path, {"run_id": "r"})
+    RunJson({"run_id": "r"}).write(tmp_path)
     assert [path.name for path in (tmp_path / "_tmp").iterdir()] == ["part-0.1.parquet"]
 
 
 def test_scores_remove_what_a_killed_writer_left_and_nothing_of_one_that_lives(tmp_path):
-    write_run_card(tmp_path / "r", {})
+    RunJson({}).write(tmp_path / "r")
     for name in ("scores.killed", "scores.lives", "part-0.1.parquet"):
         (tmp_path / "r/_tmp" / name).touch()
     with (tmp_path / "r/_tmp/scores.lives").open("wb") as held:
@@ -309,6 +309,6 @@ def test_a_writer_whose_file_another_one_removed_writes_it_again(tmp_path, monke
         return replace(path, target)
 
     monkeypatch.setattr(Path, "replace", replace_late)
-    write_run_card(tmp_path, {"run_id": "r"})
+    RunJson({"run_id": "r"}).write(tmp_path)
     assert json.loads((tmp_path / "run.json").read_text()) == {"run_id": "r"}
     assert not list((tmp_path / "_tmp").iterdir())

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jobs import Results
-from jobs.results.files import table_of, write_run_card, write_tables
+from jobs.results.files import table_of, write_tables
+from jobs.results.run_json import RunJson
 
 
 def make_run(root: Path, rows: Sequence[dict[str, Any]], run: str = "r1") -> Results:
@@ -31,7 +32,7 @@ def make_run(root: Path, rows: Sequence[dict[str, Any]], run: str = "r1") -> Res
     ]
     folder = root / run
     write_tables(folder / "_tmp/a", folder / "samples/part-a.parquet", [table_of(filled)])
-    write_run_card(folder, {"run_id": run})
+    RunJson({"run_id": run}).write(folder)
     return Results(root)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from jobs import Results
 from jobs.errors import InvalidRequest
-from jobs.results.files import write_run_card
+from jobs.results.run_json import RunJson
 from jobs.scores.compare import check_data_set, common_specs, deltas, flips, mcnemar, read_pairs
 from jobs.scores.process import Limits
 from jobs.scores.samples import read_groups
@@ -127,7 +127,7 @@ def test_data_sets_are_compared_by_their_content_then_by_their_targets(tmp_path:
             name = f"{run}-{target}"
             results = make_run(tmp_path, answers(*[("x", target)] * 3), name)
             configuration = {"data set": {"content": content}}
-            write_run_card(tmp_path / name, {"run_id": name, "configuration": configuration})
+            RunJson({"run_id": name, "configuration": configuration}).write(tmp_path / name)
             score_run(results, name, parse_spec("json"), Limits(), processes=1)
 
     def check(*runs: str) -> None:

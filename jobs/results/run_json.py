@@ -1,0 +1,126 @@
+"""run.json of a run: its keys and their types. All of chatjobs reads and writes the file here.
+
+The recorder and FakeWorker write it for a run that has none, with the versions of the engine.
+`chatjobs run` adds its configuration, the state of the run and its last audit.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.encoding import encodable, from_json
+from jobs.errors import InvalidRequest, invalid
+from jobs.results.card import write_card
+from jobs.results.unfinished import write_text
+
+RUN_JSON = "run.json"
+CONFIGURATION = "configuration"
+VERSIONS = ("schema_version", "engine", "engine_version", "torch_version")
+
+# The types of values that chatjobs reads, by the keys that lead to them. Any value may be null.
+TYPES: dict[tuple[str, ...], type] = {
+    ("run_id",): str,
+    **{(name,): int if name == "schema_version" else str for name in VERSIONS},
+    ("state",): str,
+    ("configuration_hash",): str,
+    (CONFIGURATION,): dict,
+    (CONFIGURATION, "limit"): int,
+    (CONFIGURATION, "data set"): dict,
+    (CONFIGURATION, "data set", "content"): str,
+    ("audit",): dict,
+    ("audit", "rows_in"): int,
+    ("audit", "samples"): int,
+}
+TYPE_NAMES = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "a boolean",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunJson:
+    """The content of run.json. Keys that this version does not know are kept."""
+
+    content: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, run_dir: Path) -> RunJson:
+        """The run.json of a run; without content if there is none. Raises InvalidRequest if it
+        can't be read, is no JSON object, or has a value of another type."""
+        file = run_dir / RUN_JSON
+        try:
+            is_file = stat.S_ISREG(file.stat().st_mode)
+            text = file.read_bytes() if is_file else b""  # a pipe would wait for a writer
+        except FileNotFoundError:
+            return cls({})
+        except OSError as error:
+            raise _unusable(f"{file} can't be read ({error.strerror})") from None
+        if not is_file:
+            raise _unusable(f"{file} is no regular file")
+        try:
+            content = from_json(text)
+        except (ValueError, RecursionError):
+            raise _unusable(f"{file} is not JSON") from None
+        if not isinstance(content, dict):
+            raise _unusable(f"{file} is {TYPE_NAMES.get(type(content), 'null')}, not an object")
+        for keys, kind in TYPES.items():
+            value = _value(content, keys)
+            if value is not None and type(value) is not kind:
+                names = f"{TYPE_NAMES[type(value)]}, not {TYPE_NAMES[kind]}"
+                raise _unusable(f"{'.'.join(keys)} in {file} is {names}")
+        return cls(content)
+
+    def write(self, run_dir: Path) -> None:
+        """Replace the run.json of a run, and the data-set card before it, each atomically. Raises
+        OSError."""
+        text = json.dumps(dict(self.content), indent=2, ensure_ascii=False, sort_keys=True)
+        write_card(run_dir)
+        write_text(run_dir, RUN_JSON, encodable(text) + "\n")
+
+    @property
+    def configuration(self) -> dict[str, Any] | None:
+        """All that decides on the answers; None if `chatjobs run` has not made the run."""
+        found: dict[str, Any] | None = self.content.get(CONFIGURATION)
+        return found
+
+    @property
+    def data_set(self) -> str | None:
+        """The digest of the data set; None if it is not known."""
+        found: str | None = _value(self.content, (CONFIGURATION, "data set", "content"))
+        return found
+
+    @property
+    def state(self) -> str | None:
+        """running, interrupted or done; None if `chatjobs run` has not made the run."""
+        found: str | None = self.content.get("state")
+        return found
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Rows of the data set, and samples of each row; None before the first audit."""
+        rows, samples = (_value(self.content, ("audit", name)) for name in ("rows_in", "samples"))
+        return (rows, samples) if rows is not None and samples else None
+
+
+def _value(content: Any, keys: tuple[str, ...]) -> Any:
+    """The value to which keys lead; None if there is none."""
+    for key in keys:
+        content = content.get(key) if isinstance(content, Mapping) else None
+    return content
+
+
+def _unusable(fact: str) -> InvalidRequest:
+    return invalid(
+        f"{fact}: restore it, or remove it (the run is then read as one that chatjobs run has not "
+        "made)",
+        "run",
+    )
