@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from jobs import AsyncClient, Client, JobError
 from jobs.cli import build
 from jobs.client.job import Job
+from jobs.store.connection.connect import connect, connect_async
 from jobs.store.rq_layout import job_key
 from tests.address import Address
 from tests.servers import BINARIES, Sentinel, Server, free_port
@@ -84,6 +85,59 @@ def test_clients_and_workers_leave_a_server_that_was_demoted(start: Start, tmp_p
     assert len(site.rows()) == 6
     site.close()
     address.close()
+
+
+def test_no_connection_reads_from_a_server_that_another_one_has_left(start: Start) -> None:
+    """Nothing of what is written to the new primary reaches the old one, which answers reads."""
+    primary = start()
+    replica = start().replicate(primary)
+    address = Address(primary)
+    with connect(address.url) as client:
+        pool: Any = client.connection_pool
+        idle = [pool.get_connection() for _ in range(3)]
+        for one in idle:
+            pool.release(one)
+        promote(replica, primary, address)
+        client.set("written", "now")
+        held = [pool.get_connection()]
+        while len(held) < 3:
+            assert client.get("written") == b"now"
+            held.append(pool.get_connection())
+        for one in held:
+            pool.release(one)
+    address.close()
+
+
+def test_no_asyncio_connection_reads_from_a_server_that_another_one_has_left(start: Start) -> None:
+    primary = start()
+    replica = start().replicate(primary)
+    address = Address(primary)
+
+    async def read() -> None:
+        async with connect_async(address.url) as client:
+            pool: Any = client.connection_pool
+            idle = [await pool.get_connection() for _ in range(3)]
+            for one in idle:
+                await pool.release(one)
+            promote(replica, primary, address)
+            await client.set("written", "now")
+            held = [await pool.get_connection()]
+            while len(held) < 3:
+                assert await client.get("written") == b"now"
+                held.append(await pool.get_connection())
+            for one in held:
+                await pool.release(one)
+
+    asyncio.run(read())
+    address.close()
+
+
+def promote(replica: Server, primary: Server, address: Address) -> None:
+    """Make the replica the primary. The old one replicates from a server that is not there."""
+    wait_until(lambda: offset(replica) >= offset(primary))
+    replica.client.execute_command("REPLICAOF", "NO", "ONE")
+    address.move(replica)
+    primary.client.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
 
 
 def test_a_replica_that_lagged_and_was_promoted_gives_no_job_two_rows(

@@ -2,13 +2,15 @@
 
 A server that refuses writes because it is a replica (now) is left: the connection is closed, and
 the error is a ConnectionError, so that the command is sent again on a new connection, which
-resolves the address again. An error about the values in keys is a Damaged. A pipeline that reaches
-a server without its scripts loads them. And the socket's timeout begins when a blocking command has
-waited its own time.
+resolves the address again. The other connections of the process to this address are left before
+their next command: on a replica, a read would not see what has been written to the new primary. An
+error about the values in keys is a Damaged. A pipeline that reaches a server without its scripts
+loads them. And the socket's timeout begins when a blocking command has waited its own time.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import hiredis
@@ -49,11 +51,43 @@ class _AsyncParser(async_connection.DefaultParser):  # type: ignore[misc, valid-
         return classified(super().parse_error(response))
 
 
-class _Sync:
+_demotions: Counter[Any] = Counter()  # demoted servers that this process has met, by address
+
+
+class _Leaving:
+    """Knows whether a demoted server was met at its address since the connection was made."""
+
+    is_connected: bool
+    _known = 0  # demotions at the address when the connection was made
+
+    def _address(self) -> Any:
+        return getattr(self, "path", None) or (self.host, self.port)  # type: ignore[attr-defined]
+
+    def _note_connecting(self) -> None:
+        if not self.is_connected:
+            self._known = _demotions[self._address()]
+
+    def _note_demoted(self) -> None:
+        _demotions[self._address()] += 1
+
+    def _must_leave(self) -> bool:
+        return self.is_connected and self._known != _demotions[self._address()]
+
+
+class _Sync(_Leaving):
     """For subclasses of redis.connection.Connection."""
 
     socket_timeout: float | None
     _waits = 0.0  # seconds that the last command may block
+
+    def connect_check_health(self, *words: Any, **options: Any) -> None:
+        self._note_connecting()
+        super().connect_check_health(*words, **options)  # type: ignore[misc]
+
+    def send_packed_command(self, *words: Any, **options: Any) -> None:
+        if self._must_leave():
+            self.disconnect()  # type: ignore[attr-defined]
+        super().send_packed_command(*words, **options)  # type: ignore[misc]
 
     def _construct_command_packer(self, packer: Any) -> Any:
         return _Packer()
@@ -76,15 +110,25 @@ class _Sync:
         except redis.ResponseError as error:
             if not is_demoted(error):
                 raise without_secret(error, self) from None
+            self._note_demoted()
             self.disconnect()  # type: ignore[attr-defined]
             raise redis.ConnectionError(DEMOTED) from error
 
 
-class _Async:
+class _Async(_Leaving):
     """For subclasses of redis.asyncio.connection.AbstractConnection."""
 
     socket_timeout: float | None
     _waits = 0.0
+
+    async def connect_check_health(self, *words: Any, **options: Any) -> None:
+        self._note_connecting()
+        await super().connect_check_health(*words, **options)  # type: ignore[misc]
+
+    async def send_packed_command(self, *words: Any, **options: Any) -> None:
+        if self._must_leave():
+            await self.disconnect()  # type: ignore[attr-defined]
+        await super().send_packed_command(*words, **options)  # type: ignore[misc]
 
     def set_parser(self, parser_class: Any) -> None:
         super().set_parser(_AsyncParser)  # type: ignore[misc]
@@ -104,6 +148,7 @@ class _Async:
         except redis.ResponseError as error:
             if not is_demoted(error):
                 raise without_secret(error, self) from None
+            self._note_demoted()
             await self.disconnect()  # type: ignore[attr-defined]
             raise redis.ConnectionError(DEMOTED) from error
 
@@ -156,10 +201,12 @@ class _UnixConnection(_Sync, connection.UnixDomainSocketConnection):
 
 class _SentinelConnection(_Sync, sentinel.SentinelManagedConnection):
     def send_packed_command(self, *words: Any, **options: Any) -> None:
+        if self._must_leave():
+            self.disconnect()  # type: ignore[no-untyped-call]
         if not self.is_connected:
             # redis-py would connect to the last address, without asking Sentinel.
             self.connect()  # type: ignore[no-untyped-call]
-        super().send_packed_command(*words, **options)  # type: ignore[no-untyped-call]
+        super().send_packed_command(*words, **options)
 
 
 class _SentinelSSLConnection(_SentinelConnection, sentinel.SentinelManagedSSLConnection):
