@@ -29,15 +29,15 @@ class ModelCommands:
 
     def _load(self, args: Facts) -> Task:
         residency, name = self._of(args)
-        residency.order(name)
+        residency.request_load(name)
         yield from self._until_ready(residency, name)
         return residency.facts(name)
 
     def _unload(self, args: Facts) -> Task:
         residency, name = self._of(args)
-        residency.dismiss(name)
+        residency.request_unload(name)
         while residency.state(name).resident:
-            residency.require_dismissed(name)
+            residency.check_unload(name)
             yield None
         return residency.facts(name)
 
@@ -56,7 +56,7 @@ class ModelCommands:
     def _until_ready(self, residency: Residency, name: str) -> Task:
         said: State | None = None
         while (state := residency.state(name)) is not State.READY:
-            residency.require_ordered(name)
+            residency.check_load(name)
             yield None if state is said else residency.facts(name)
             said = state
         return residency.facts(name)

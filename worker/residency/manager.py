@@ -82,8 +82,8 @@ class Model:
     failures: int = 0  # of loads, in a row
     may_load_at: float = -inf  # monotonic
     loads: int = 0
-    ordered: bool = False  # an operator wants it in memory
-    dismissed: bool = False  # an operator wants it out of memory
+    load_requested: bool = False  # by an operator
+    unload_requested: bool = False  # by an operator
     error: JobError | None = None  # of its last load, if that failed
 
     @property
@@ -137,7 +137,8 @@ def first_models(models: Sequence[Model], budget: int) -> list[ModelSpec]:
 class Residency:
     """Used by the loop's thread.
 
-    waiting: reads the jobs in the queues of names. paused: the worker claims nothing now.
+    waiting: reads the jobs in the queues of names. paused: True while the worker claims nothing;
+    then models are loaded and unloaded by operators only.
     on_ready: called when a model takes jobs. wake: ends the loop's sleep; called by any thread.
     """
 
@@ -239,41 +240,54 @@ class Residency:
         one = self._models[name]
         return {"model": name, "state": one.state.value, "pinned": one.residence.pin}
 
-    def order(self, name: str) -> None:
+    def request_load(self, name: str) -> None:
         """Bring a model in, as for a job that has waited for too long."""
         one = self._models[name]
         if one.state is not State.READY:
-            one.ordered, one.error, one.may_load_at = True, None, -inf
-        one.dismissed = False
+            one.load_requested, one.error, one.may_load_at = True, None, -inf
+        one.unload_requested = False
         self._next_plan = -inf
 
-    def require_ordered(self, name: str) -> None:
-        """Raise the error of the load of a model that was ordered, if it failed."""
+    def check_load(self, name: str) -> None:
+        """Raise JobError if a load that was requested has failed, or is not to come after all."""
         one = self._models[name]
         if one.error is not None:
-            one.ordered = False
+            one.load_requested = False
             raise one.error
+        if not one.load_requested and one.state is not State.READY:
+            raise JobError(
+                "unavailable", f"{name} is not loaded: a later command unloads it", "model"
+            )
 
-    def dismiss(self, name: str) -> None:
+    def request_unload(self, name: str) -> None:
         """Unload a model at once. Raises JobError if it is pinned, or has jobs."""
         one = self._models[name]
         if one.residence.pin:
             raise invalid(f"{name} is pinned: unpin it first", "model")
         if one.state.resident:
-            one.dismissed, one.ordered = True, False
+            one.unload_requested, one.load_requested = True, False
             self._next_plan = -inf
-            self.require_dismissed(name)
+            self.check_unload(name)
 
-    def require_dismissed(self, name: str) -> None:
-        """Raise JobError if a model that was dismissed has jobs."""
-        one, running = self._models[name], self._jobs.running.get(name, 0)
-        waiting = sum(found.jobs for found in self._waiting([*one.names]).values())
-        if one.state is State.READY and (running or waiting or not one.dismissed):
-            one.dismissed = False
+    def check_unload(self, name: str) -> None:
+        """Raise JobError if a model whose unload was requested has jobs, or is to stay after all.
+        Jobs in its queues do not count while the worker claims none."""
+        one = self._models[name]
+        if one.state is not State.READY:
+            return
+        if not one.unload_requested:
+            raise JobError(
+                "unavailable", f"{name} stays in memory: a later command loads or pins it", "model"
+            )
+        running = self._jobs.running.get(name, 0)
+        found = {} if self._paused() else self._waiting([*one.names])
+        waiting = sum(one.jobs for one in found.values())
+        if running or waiting:
+            one.unload_requested = False
             raise JobError(
                 "unavailable",
-                f"{name} has {counted(running, 'running job')} and {waiting} in its queues: pause "
-                "the worker and unload it when they have ended",
+                f"{name} has {counted(running, 'running job')} and {waiting} in its queues: drain "
+                "the worker (chatjobs workers drain NAME), then unload it",
                 "model",
             )
 
@@ -291,7 +305,7 @@ class Residency:
                 "model",
             )
         one.residence = replace(one.residence, pin=True)
-        self.order(name)
+        self.request_load(name)
 
     def unpin(self, name: str) -> None:
         """Let a model make room for others again."""
@@ -304,7 +318,7 @@ class Residency:
         now = self._clock()
         if self._swap is not None:
             self._follow(self._swap, now)
-        if self._swap is not None or self._stopped or self._paused():
+        if self._swap is not None or self._stopped or (self._paused() and not self._commanded):
             return
         if (self._complete and self._leased is None) or (
             now < self._next_plan and not self._drained()
@@ -325,10 +339,17 @@ class Residency:
         return [name for one in self._models.values() for name in one.names]
 
     @property
+    def _commanded(self) -> bool:
+        """True if an operator waits for a load or an unload."""
+        return any(one.load_requested or one.unload_requested for one in self._models.values())
+
+    @property
     def _complete(self) -> bool:
         """True if all models are in memory, and stay."""
         return all(
-            one.state is State.READY and one.residence.keep_alive == inf and not one.dismissed
+            one.state is State.READY
+            and one.residence.keep_alive == inf
+            and not one.unload_requested
             for one in self._models.values()
         )
 
@@ -337,7 +358,7 @@ class Residency:
         over = swap.done.done()  # first: nothing is unloaded after it
         while swap.unloaded:
             one = swap.unloaded.popleft()
-            one.state, one.changed_at, one.dismissed = State.UNLOADED, now, False
+            one.state, one.changed_at, one.unload_requested = State.UNLOADED, now, False
             self._evictions += 1
         if over:
             self._swap = None
@@ -352,7 +373,8 @@ class Residency:
         return bool(draining) and not any(running.get(one.name) for one in draining)
 
     def _views(self, now: float) -> list[ModelView]:
-        waiting = self._waiting(self._all_names)
+        # A worker that claims nothing loads for operators only.
+        waiting = {} if self._paused() else self._waiting(self._all_names)
         running, used_at = self._jobs.running, self._jobs.used_at
         ready = self._elsewhere.ready() if self._wanted(waiting) else set()
         views = []
@@ -364,15 +386,17 @@ class Residency:
                     nbytes=one.share.total,
                     state=one.state,
                     pinned=one.residence.pin,
-                    keep_alive=0.0 if one.dismissed else one.residence.keep_alive,
-                    queued=max(sum(w.jobs for w in found), one.ordered),
-                    oldest=inf if one.ordered else max((w.oldest for w in found), default=0.0),
+                    keep_alive=0.0 if one.unload_requested else one.residence.keep_alive,
+                    queued=max(sum(w.jobs for w in found), one.load_requested),
+                    oldest=inf
+                    if one.load_requested
+                    else max((w.oldest for w in found), default=0.0),
                     running=running.get(one.name, 0),
                     load_seconds=one.estimate,
-                    since=inf if one.ordered else now - one.changed_at,
+                    since=inf if one.load_requested else now - one.changed_at,
                     idle=now - max(used_at.get(one.name, -inf), one.changed_at),
                     may_load=now >= one.may_load_at,
-                    elsewhere=not (one.ordered or one.names.isdisjoint(ready)),
+                    elsewhere=not (one.load_requested or one.names.isdisjoint(ready)),
                 )
             )
         return views
@@ -401,7 +425,7 @@ class Residency:
                 one.state = State.DRAINING
                 self._served.close(name)
             elif one.state is State.DRAINING and name not in (*plan.drain, *plan.unload):
-                one.state, one.ordered = State.READY, False
+                one.state, one.load_requested = State.READY, False
                 self._served.open(name)
                 self._on_ready()
         if plan.unload or plan.load is not None:
@@ -464,7 +488,7 @@ class Residency:
         """A model is in memory: it takes jobs."""
         one = self._models[name]
         one.load_seconds, one.failures, one.loads = seconds, 0, one.loads + 1
-        one.ordered = one.dismissed = False
+        one.load_requested = False
         one.state, one.changed_at = State.READY, self._clock()
         self._served.add(info, one.spec.aliases)
         self._next_plan = one.changed_at + PLAN_SECONDS  # it claims first
@@ -473,7 +497,7 @@ class Residency:
     def _failed(self, one: Model, error: JobError, now: float) -> None:
         first, longest = BACKOFF_SECONDS
         one.failures += 1
-        one.error = error
+        one.error, one.unload_requested = error, False
         pause = min(longest, first * 2 ** min(one.failures - 1, 20))
         one.state = State.UNLOADED if one.loads else State.COLD
         one.may_load_at = now + pause

@@ -11,19 +11,22 @@ from jobs.store.waiting import Waiting
 from tests.worker.residency.test_manager import Worker
 from worker.queue.operator_commands import Facts, Task
 from worker.residency.commands import ModelCommands
-from worker.residency.states import Residence
+from worker.residency.states import Residence, State
+
+MOST_ROUNDS = 100
 
 
 def command(worker: Worker, name: str, model: str = "two") -> Facts:
     """The last answer; the worker's rounds go on meanwhile."""
     task: Task = ModelCommands(worker.residency).handlers[name]({"model": model})
-    while True:
+    for _ in range(MOST_ROUNDS):
         try:
             next(task)
         except StopIteration as stop:
             facts: Facts = stop.value
             return facts
         worker.round()
+    pytest.fail(f"{name} {model} does not end")
 
 
 @pytest.fixture
@@ -60,6 +63,56 @@ def test_a_model_with_jobs_and_a_pinned_one_are_not_unloaded(worker: Worker) -> 
     worker.models[1].residence = Residence(pin=True)
     with pytest.raises(JobError, match="two is pinned: unpin it first"):
         command(worker, "unload")
+
+
+def test_a_worker_that_claims_nothing_loads_and_unloads_for_operators_alone(worker: Worker) -> None:
+    worker.paused, worker.queues = True, {"one": Waiting(4, 99.0), "two": Waiting(1, 99.0)}
+    assert worker.round() == ["cold", "cold"]
+    assert command(worker, "load")["state"] == "ready"
+    worker.running = {"two": 1}
+    with pytest.raises(JobError, match="drain the worker"):
+        command(worker, "unload")
+    worker.running = {}
+    assert command(worker, "unload")["state"] == "unloaded"  # its queued job is for other workers
+    assert worker.round() == ["cold", "unloaded"]
+    worker.paused = False
+    assert worker.round() == ["ready", "unloaded"]
+
+
+def test_a_model_is_unloaded_after_its_load_if_an_operator_asks_during_it(worker: Worker) -> None:
+    worker.residency.request_load("two")
+    worker.residency.step()
+    assert worker.residency.state("two") is State.LOADING
+    assert command(worker, "unload")["state"] == "unloaded"
+
+
+def test_an_unload_ends_when_a_later_command_loads_the_model(worker: Worker) -> None:
+    worker.load("two")
+    task: Task = ModelCommands(worker.residency).handlers["unload"]({"model": "two"})
+    next(task)
+    assert command(worker, "load")["state"] == "ready"
+    with pytest.raises(JobError, match="two stays in memory: a later command loads or pins it"):
+        next(task)
+
+
+def test_a_load_ends_when_a_later_command_unloads_the_model(worker: Worker) -> None:
+    task: Task = ModelCommands(worker.residency).handlers["load"]({"model": "two"})
+    next(task)
+    worker.residency.step()
+    assert command(worker, "unload")["state"] == "unloaded"
+    with pytest.raises(JobError, match="two is not loaded: a later command unloads it"):
+        next(task)
+
+
+def test_an_unload_that_a_failed_load_has_made_needless_leaves_nothing(worker: Worker) -> None:
+    worker.backend.missing = {"org/two"}
+    worker.residency.request_load("two")
+    worker.residency.step()
+    assert command(worker, "unload")["state"] == "cold"
+    worker.backend.missing = set()
+    worker.now += 100.0
+    worker.load("two")
+    assert worker.round() == ["cold", "ready"]
 
 
 def test_pins_leave_room_for_each_other_model(worker: Worker) -> None:

@@ -33,7 +33,7 @@ class Worker:
         self.leases: dict[str, str] = {}  # of other workers, or "mine", by model
         self.ready_there: set[str] = set()
         self.able_there: set[str] = set()
-        self.opened = 0
+        self.opened, self.paused = 0, False
         models = [
             Model(
                 name,
@@ -55,6 +55,7 @@ class Worker:
             self,
             self,
             max_wait=30.0,
+            paused=lambda: self.paused,
             on_ready=self._on_ready,
             clock=lambda: self.now,
         )
