@@ -33,7 +33,7 @@ from jobs.store.workers import Workers, worker_key
 from worker.backend import Backend, ModelInfo, SwappingBackend
 from worker.model_spec import ModelSpec
 from worker.monitoring.monitor import Monitor
-from worker.monitoring.readiness import LoadFigures, Readiness
+from worker.monitoring.readiness import Readiness
 from worker.monitoring.sources import Sources
 from worker.queue.admission import Admission
 from worker.queue.attempt import SettlementBuilder
@@ -43,6 +43,7 @@ from worker.queue.claim_commands import ClaimCommands
 from worker.queue.claimer import Claimer
 from worker.queue.job_figures import JobFigures
 from worker.queue.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper
+from worker.queue.load_figures import LoadFigures
 from worker.queue.loading import Loading
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
 from worker.queue.membership import Membership

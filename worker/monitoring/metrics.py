@@ -86,7 +86,7 @@ class WorkerCollector(Collector):
         if results is not None:
             writes = int(not results["error"])
             yield _gauge("chatjobs_results_writable", "1 while rows can be written.", writes)
-        models = {((one.name, one.dtype, one.device), 1) for one in sources.served.loaded}
+        models = {((one.name, one.dtype, one.device), 1) for one in sources.served.open_models}
         labels = ["model_name", "dtype", "device"]
         yield _gauge("chatjobs_model_info", "The models in memory.", models, labels)
         in_memory = sources.served.open_names
@@ -138,8 +138,8 @@ class WorkerCollector(Collector):
     def _of_loads(self) -> Iterator[Metric]:
         loads = self._sources.loads()
         yield _counter("chatjobs_model_loads", "Models loaded.", loads.loads)
-        yield _counter("chatjobs_model_evictions", "Models evicted for others.", loads.evictions)
-        yield _counter("chatjobs_model_swaps", "Changes from one model to another.", loads.swaps)
+        yield _counter("chatjobs_model_evictions", "Models unloaded.", loads.evictions)
+        yield _counter("chatjobs_model_swaps", "Loads that unloaded a model.", loads.swaps)
         blocked = loads.blocked_seconds
         yield _gauge("chatjobs_load_path_blocked_seconds", "Age of the load in progress.", blocked)
 

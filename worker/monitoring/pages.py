@@ -23,8 +23,8 @@ def pages_of(sources: Sources | None, redis: RedisFigures) -> Mapping[str, Page]
 
 
 def _health(sources: Sources | None) -> Response:
-    """The process is of use: its interpreter runs, and the engine's thread lives. A worker that
-    hangs ends by itself (worker/queue/watchdog.py)."""
+    """The interpreter runs, and the engine's thread lives. A worker that hangs
+    ends by itself (worker/queue/watchdog.py)."""
     health = None if sources is None else sources.backend.health()
     if health is not None and not health.alive:
         reason = f"the engine thread has ended: {health.error}"

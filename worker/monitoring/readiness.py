@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from worker.queue.claimer import Claimer
+from worker.queue.load_figures import LoadFigures
 from worker.queue.loop import WorkerLoop
 from worker.queue.watchdog import Watchdog
 
 BLOCKED_SECONDS = 5.0  # a round of the loop that takes longer waits for Redis, or for a start
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFigures:
-    """Counts of loads, evictions and swaps since the start. `blocked_seconds`: how long the load in
-    progress has taken, or has waited for room; 0 without one. `overdue`: a sentence about a load
-    that takes longer than it may; "" if there is none."""
-
-    loads: int = 0
-    evictions: int = 0
-    swaps: int = 0
-    blocked_seconds: float = 0.0
-    overdue: str = ""
 
 
 class Readiness:

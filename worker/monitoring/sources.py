@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from worker.backend import Backend
-from worker.monitoring.readiness import LoadFigures, Readiness
+from worker.monitoring.readiness import Readiness
 from worker.queue.job_figures import JobFigures
+from worker.queue.load_figures import LoadFigures
 from worker.queue.served import Served
 
 

@@ -94,8 +94,8 @@ class Served(Mapping[str, str]):
         return {name: ModelVersion.of(provenance_columns(one)) for name, one in known.items()}
 
     @property
-    def loaded(self) -> list[ModelInfo]:
-        """The models that are open."""
+    def open_models(self) -> list[ModelInfo]:
+        """The models whose jobs are claimed to run, as of their last load."""
         return [info for name, info in self._infos.items() if name in self._open]
 
     @property

@@ -22,7 +22,7 @@ from jobs.sizes import counted
 from jobs.store.waiting import Waiting
 from worker.backend import ModelInfo, SwappingBackend
 from worker.model_spec import ModelSpec
-from worker.monitoring.readiness import LoadFigures
+from worker.queue.load_figures import LoadFigures
 from worker.queue.served import Served
 from worker.residency.budget import Share, size
 from worker.residency.planner import Plan, plan
@@ -195,10 +195,8 @@ class Residency:
         begin = self._target_since
         late = ""
         if swap is not None and swap.load is not None:
-            seconds, allowed = (
-                now - swap.began_at,
-                LATE_LOADS * max(swap.load.estimate, LEAST_SECONDS),
-            )
+            seconds = now - swap.began_at
+            allowed = LATE_LOADS * max(swap.load.estimate, LEAST_SECONDS)
             if seconds > allowed:
                 late = f"the load of {swap.load.name} has taken {seconds:.0f} s, not {allowed:.0f}"
         return LoadFigures(

@@ -16,8 +16,9 @@ from jobs import JobError, keys
 from jobs.store.operator import send
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.site import ROOT, Site, WorkerProcess, wait_until
-from worker.monitoring.readiness import LoadFigures, Readiness
+from worker.monitoring.readiness import Readiness
 from worker.monitoring.server import HttpServer
+from worker.queue.load_figures import LoadFigures
 
 HERE = ("127.0.0.1", 0)
 
