@@ -13,7 +13,7 @@ from jobs.cli.output import echo, print_json
 from jobs.cli.pilot import Pilot, run_pilot
 from jobs.cli.run_watcher import check_all_score, check_folder
 from jobs.cli.survey import Prompts, Survey, Tokens, survey
-from jobs.data_sets.score_items import SCORE_MODES
+from jobs.data_sets.modes import SCORE_MODES
 from jobs.errors import JobError
 from jobs.sizes import counted
 

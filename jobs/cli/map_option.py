@@ -8,12 +8,13 @@ from difflib import get_close_matches
 import click
 
 from jobs.data_sets.fields import SOURCES, request_fields
+from jobs.data_sets.modes import SCORE_MODES
 
 
 def _parse(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
     """The fields of rows by the names of their columns."""
     from jobs.data_sets.requests import ROW_FIELDS
-    from jobs.data_sets.score_items import SCORE_MODES, row_fields
+    from jobs.data_sets.score_items import row_fields
 
     rows = tuple(dict.fromkeys((*SOURCES, *ROW_FIELDS)))
     known = tuple(dict.fromkeys((*rows, *request_fields())))

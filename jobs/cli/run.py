@@ -23,6 +23,7 @@ from jobs.cli.options import (
 from jobs.cli.output import echo, print_json
 from jobs.cli.run_watcher import FIRST_FAILURES, check_all_score, check_folder
 from jobs.cli.watched_run import WINDOW_ROWS, WatchedRun
+from jobs.data_sets.modes import MODES, SCORE_MODES
 from jobs.results.export.formats import SUFFIXES, Format, Order
 from jobs.sizes import counted
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from jobs import Client, Results
     from jobs.data_sets.data_set import Columns, DataSet
     from jobs.runs.audit import Audit
-
-MODES = ("chat", "completion", "loglikelihood", "choice", "perplexity")
 
 
 def _parse_examples(
@@ -57,7 +56,7 @@ def _check_seed(ctx: click.Context, param: click.Parameter, value: int | None) -
 
 def _option_fields(ctx: click.Context) -> tuple[str, ...]:
     from jobs.data_sets.fields import request_fields
-    from jobs.data_sets.score_items import SCORE_MODES, option_fields
+    from jobs.data_sets.score_items import option_fields
 
     mode = ctx.params["mode"]
     return option_fields(mode) if mode in SCORE_MODES else request_fields()
@@ -242,7 +241,6 @@ def run(
     from jobs.data_sets.files import data_files, readable_again
     from jobs.data_sets.requests import Overrides
     from jobs.data_sets.row_templates import RowTemplate
-    from jobs.data_sets.score_items import SCORE_MODES
     from jobs.errors import InvalidRequest
 
     if price_per_hour is not None and not dry_run:
@@ -439,8 +437,6 @@ def _check_mode(
     few_shot: tuple[Path, int] | None,
 ) -> None:
     """Refuse options that have no meaning in a mode."""
-    from jobs.data_sets.score_items import SCORE_MODES
-
     if few_shot is not None and mode != "chat":
         raise click.UsageError(
             f"--few-shot makes conversations, and --mode {mode} takes texts: write the examples "

@@ -19,6 +19,7 @@ from typing import Any, Self
 from jobs.data_sets.few_shot import Examples, Shots, group_of
 from jobs.data_sets.fields import SOURCES, request_fields
 from jobs.data_sets.id_index import IdIndex
+from jobs.data_sets.modes import SCORE_MODES
 from jobs.data_sets.requests import (
     KEEP_ALL,
     ROW_FIELDS,
@@ -30,7 +31,7 @@ from jobs.data_sets.requests import (
 )
 from jobs.data_sets.row_files import RowFile, opened_rows
 from jobs.data_sets.row_templates import RowTemplate
-from jobs.data_sets.score_items import SCORE_MODES, ItemLine, ItemReader, known_fields, row_fields
+from jobs.data_sets.score_items import ItemLine, ItemReader, known_fields, row_fields
 from jobs.data_sets.source import ErrorRow, RequestRow, SourceRow, Wanted
 from jobs.errors import InvalidRequest, invalid
 from jobs.sizes import counted, size_text

@@ -30,7 +30,6 @@ from jobs.data_sets.requests import (
 )
 from jobs.errors import InvalidRequest, invalid
 
-SCORE_MODES = tuple(ITEM_TYPES)
 # The columns that each mode reads, beside those of all.
 COLUMNS = {
     "loglikelihood": ("messages", "prompt", "continuations", "continuation"),

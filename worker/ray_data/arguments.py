@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from jobs.data_sets.score_items import SCORE_MODES
-
-MODES = ("chat", "completion", *SCORE_MODES)
+from jobs.data_sets.modes import MODES
 
 
 @dataclass(frozen=True)

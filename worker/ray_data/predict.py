@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from jobs.data_sets.modes import MODES
 from jobs.errors import JobError, invalid
 from jobs.install import command_for
-from worker.ray_data.arguments import MODES, PredictorArguments
+from worker.ray_data.arguments import PredictorArguments
 from worker.ray_data.loading import check_engine_kwargs
 from worker.ray_data.predictor import EnginePredictor
 from worker.ray_data.rows import RowReader

@@ -22,6 +22,7 @@ from jobs.api.wire import describe
 from jobs.data_sets.conventions import conventions
 from jobs.data_sets.data_set import sample_seed
 from jobs.data_sets.fields import SOURCES, request_fields
+from jobs.data_sets.modes import MODES, SCORE_MODES
 from jobs.data_sets.parquet_rows import table_rows
 from jobs.data_sets.requests import (
     ROW_FIELDS,
@@ -32,13 +33,13 @@ from jobs.data_sets.requests import (
     custom_id_of,
 )
 from jobs.data_sets.row_templates import RowTemplate
-from jobs.data_sets.score_items import SCORE_MODES, ItemReader, known_fields, row_fields
+from jobs.data_sets.score_items import ItemReader, known_fields, row_fields
 from jobs.errors import InvalidRequest, JobError, failure_of, invalid
 from jobs.keys import RUN_ID
 from jobs.operations import Request
 from jobs.results.rows import request_hash
 from jobs.results.schema import SCHEMA
-from worker.ray_data.arguments import MODES, PredictorArguments
+from worker.ray_data.arguments import PredictorArguments
 
 ROW_INDEX = "row_index"  # the field that numbers a row
 NO_OPTIONS = ("model", "messages", "items", "job")  # fields that rows and arguments set

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from jobs.api.score_request import ITEM_TYPES
 from jobs.data_sets.id_index import IdIndex
+from jobs.data_sets.modes import SCORE_MODES
 from jobs.data_sets.requests import InvalidLine, Overrides
-from jobs.data_sets.score_items import ItemLine, ItemReader
+from jobs.data_sets.score_items import COLUMNS, ItemLine, ItemReader
 
 
 def read(mode: str, row: Any, part: str = "field", **overrides: Any) -> ItemLine | InvalidLine:
@@ -29,6 +31,10 @@ def error(mode: str, row: Any, **overrides: Any) -> str:
     line = read(mode, row, **overrides)
     assert isinstance(line, InvalidLine)
     return line.sentence
+
+
+def test_each_type_of_items_has_a_mode() -> None:
+    assert SCORE_MODES == tuple(ITEM_TYPES) == tuple(COLUMNS)
 
 
 @pytest.mark.parametrize(
