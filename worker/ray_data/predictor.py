@@ -18,7 +18,7 @@ from worker.backend import Assembly, Handle, Outcome
 from worker.ray_data.arguments import PredictorArguments
 from worker.ray_data.loading import load
 from worker.ray_data.results import results_of
-from worker.ray_data.rows import BatchRow, RowReader
+from worker.ray_data.rows import BatchRow, ErrorRow, RequestRow, RowReader
 
 logger = logging.getLogger(__name__)
 
@@ -91,12 +91,12 @@ class EnginePredictor:
         outcomes = {
             number: Outcome(error=row.error)
             for number, row in enumerate(rows)
-            if row.request is None
+            if isinstance(row, ErrorRow)
         }
         handles: dict[int, Handle] = {}
         try:
             for number, row in enumerate(rows):
-                if row.request is not None:
+                if isinstance(row, RequestRow):
                     operation, sink = operation_for(row.request), RowSink(number, events)
                     handles[number] = self._backend.submit(operation, row.request, sink)
             while len(outcomes) < len(rows):

@@ -15,7 +15,7 @@ from jobs.operations import CHAT, SCORE, operation_for, rows_of
 from jobs.results.files import table_of
 from jobs.results.outbox import OutboxEntry, outbox_entry
 from worker.backend import Outcome
-from worker.ray_data.rows import BatchRow
+from worker.ray_data.rows import BatchRow, ErrorRow
 
 
 def results_of(
@@ -40,17 +40,17 @@ def results_of(
 
 
 def _entry(row: BatchRow, outcome: Outcome, provenance: Mapping[str, Any]) -> OutboxEntry:
-    request, error = row.request, outcome.error
-    if request is None:
+    if isinstance(row, ErrorRow):
         return outbox_entry(
             row.job_id,
-            dict(row.known),
+            dict(row.fields),
             "error",
-            operation=(SCORE if "items" in row.known else CHAT).name,
+            operation=(SCORE if "items" in row.fields else CHAT).name,
             attempt=0,
-            error=_error_of(error),
+            error=_error_of(row.error),
             finished_at=clock.now(),
         )
+    request, error = row.request, outcome.error
     answer, sampling = outcome.result or outcome.partial, outcome.sampling
     return outbox_entry(
         row.job_id,

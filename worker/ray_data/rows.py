@@ -59,14 +59,23 @@ ARGUMENTS = Terms(
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRow:
-    """A row with its request, or with the reason why it has none. job_id: names its results.
-    known: the JSON of the request, as far as it is known."""
+class RequestRow:
+    """A row that the engine answers. job_id: names its results."""
 
     job_id: str
-    request: Request | None
-    error: JobError | None
-    known: Mapping[str, Any]
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """A row that has no request. fields: of its request, as far as they are known."""
+
+    job_id: str
+    error: JobError
+    fields: Mapping[str, Any]
+
+
+BatchRow = RequestRow | ErrorRow
 
 
 class RowReader:
@@ -177,21 +186,21 @@ class RowReader:
         request: Request = line.request
         if isinstance(request, ChatRequest) and request.seed is None and self._seed is not None:
             request.seed = sample_seed(self._seed, _key_of(request, number, custom_id), 0)
-        return BatchRow(_job_id(custom_id), request, None, {})
+        return RequestRow(_job_id(custom_id), request)
 
     def _filled(self, data: Mapping[str, Any], text: str) -> dict[str, Any]:
         """A row with the text of a template in place of any prompt that it has."""
         rest = {name: value for name, value in data.items() if name not in SOURCES}
         return {**rest, "text" if self._mode == "perplexity" else "prompt": text}
 
-    def _bad(self, data: dict[str, Any], number: int | None, error: JobError) -> BatchRow:
+    def _bad(self, data: dict[str, Any], number: int | None, error: JobError) -> ErrorRow:
         custom_id = custom_id_of(data)
         named = {"custom_id": custom_id} if custom_id else {}
         known: dict[str, Any] = {"model": self._overrides.model, "job": {**named}}
         if self._scores:
             known = {**known_fields(self._overrides, custom_id), "job": {}}
         known["job"] |= {"run": self._run, "row": number}
-        return BatchRow(_job_id(custom_id), None, error, known)
+        return ErrorRow(_job_id(custom_id), error, known)
 
 
 def _job_id(custom_id: str | None) -> str:
