@@ -14,6 +14,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from jobs.encoding import encodable
 from jobs.errors import invalid
 from jobs.report import units
 from jobs.report.contents import Contents, title_of
@@ -31,7 +32,7 @@ CONTROLS: dict[int, int | str] = {
 
 
 def render(contents: Contents) -> str:
-    """The HTML of a page."""
+    """The HTML of a page. Lone surrogates of a configuration are shown as escapes."""
     templates = Environment(
         loader=PackageLoader("jobs.report"),
         autoescape=True,
@@ -47,7 +48,7 @@ def render(contents: Contents) -> str:
         visible=_visible,
     )
     style = files("jobs.report").joinpath("templates/report.css").read_text("utf-8")
-    return templates.get_template("report.html").render(
+    text = templates.get_template("report.html").render(
         page=contents,
         title=title_of(contents),
         generator=GENERATOR,
@@ -56,6 +57,7 @@ def render(contents: Contents) -> str:
         style=Markup(style),
         drawn=Markup,
     )
+    return encodable(text)
 
 
 def check_page(path: Path) -> None:

@@ -108,7 +108,7 @@ class RunJson:
     def size(self) -> tuple[int, int] | None:
         """Rows of the data set, and samples of each row; None before the first audit."""
         rows, samples = (_value(self.content, ("audit", name)) for name in ("rows_in", "samples"))
-        return (rows, samples) if rows is not None and samples else None
+        return (rows, samples) if rows is not None and (samples or 0) > 0 else None
 
 
 def _value(content: Any, keys: tuple[str, ...]) -> Any:

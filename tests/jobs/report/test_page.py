@@ -169,6 +169,15 @@ def test_what_can_not_be_reported_is_refused(tmp_path: Path) -> None:
         read_contents(results, ["r1"])
 
 
+def test_text_that_utf_8_can_not_hold_is_shown_as_escapes(
+    tmp_path: Path,
+) -> None:
+    results = make_run(tmp_path, [timed(0, 1)])
+    noted(tmp_path, "r1", rows_in=1, prompt="\ud800")
+    text = render(read_contents(results, ["r1"]))
+    assert r"\ud800" in text and text.encode()
+
+
 def test_a_mixture_of_models_is_named(tmp_path: Path) -> None:
     rows = [timed(place, 1, model_fingerprint=weights) for place, weights in enumerate("aab")]
     make_run(tmp_path, rows, "mixed")

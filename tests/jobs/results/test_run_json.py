@@ -33,6 +33,7 @@ def test_a_run_keeps_keys_that_it_does_not_know(tmp_path: Path) -> None:
     found = RunJson.read(tmp_path / "r")
     assert found.content["of a later version"] == [1]
     assert (found.data_set, found.state, found.size) == ("c", "done", (4, 2))
+    assert RunJson({"audit": {"rows_in": 4, "samples": 0}}).size is None
 
 
 def test_text_that_utf_8_can_not_hold_is_written_and_read(tmp_path: Path) -> None:
