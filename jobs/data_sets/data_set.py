@@ -30,7 +30,7 @@ from jobs.data_sets.requests import (
     custom_id_of,
 )
 from jobs.data_sets.row_files import RowFile, opened_rows
-from jobs.data_sets.row_templates import RowTemplate
+from jobs.data_sets.row_templates import BrokenTemplate, RowTemplate
 from jobs.data_sets.score_items import ItemLine, ItemReader, known_fields, row_fields
 from jobs.data_sets.source import ErrorRow, RequestRow, SourceRow, Wanted
 from jobs.errors import InvalidRequest, invalid
@@ -39,6 +39,7 @@ from jobs.store.rq_layout import MAX_DATA
 
 MAX_SHOWN = 50  # columns in a sentence
 FIRST_ROWS = 100  # that are looked at before the run begins
+MAX_BROKEN = 3  # of them: rows for which a template takes too long, some seconds each
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,8 @@ class DataSet:
 
     def check(self) -> Columns:
         """Look at the first rows. Raises InvalidRequest if there are none, if none of them is a
-        request, or if a column that an option names is in none."""
+        request, if a template is too slow for several, or if a column that an option names is in
+        none."""
         rows = list(islice(self._rows(), FIRST_ROWS))
         if not rows:
             raise invalid("there are no rows")
@@ -136,9 +138,18 @@ class DataSet:
                 f"{shown_columns([*columns])}"
             )
         with closing(IdIndex()) as ids:
-            read = [
-                self._line(self._reader(ids, file), 0, place, data) for file, place, data in rows
-            ]
+            read: list[RequestLine | ItemLine | InvalidLine] = []
+            broken = 0
+            for file, place, data in rows:
+                line = self._line(self._reader(ids, file), 0, place, data)
+                read.append(line)
+                if isinstance(line, InvalidLine) and isinstance(line.error, BrokenTemplate):
+                    broken += 1
+                    if broken == MAX_BROKEN:
+                        raise invalid(
+                            f"{line.error.message}, for {broken} of the first "
+                            f"{counted(len(read), 'row')}, as for {place}: correct the template"
+                        )
         bad = [one for one in read if isinstance(one, InvalidLine)]
         if len(bad) == len(read):
             what = "the first row" if len(read) == 1 else f"all of the first {len(read)} rows"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from jobs.errors import JobError, invalid
+from jobs.errors import InvalidRequest, JobError, invalid
 
 
 class Sandbox(Protocol):
@@ -15,6 +15,11 @@ class Sandbox(Protocol):
     def check(self, template: str) -> None: ...
 
     def render(self, template: str, values: Mapping[str, Any]) -> str: ...
+
+
+class BrokenTemplate(InvalidRequest):
+    """The fault is the template's, not the row's: it exceeds the limits of the sandbox, or is
+    blocked by it."""
 
 
 class RowTemplate:
@@ -39,7 +44,8 @@ class RowTemplate:
         try:
             return self.render({**values, **data})
         except JobError as error:
-            raise invalid(error.message, "template") from None
+            kind = InvalidRequest if error.code == "invalid_request" else BrokenTemplate
+            raise kind("invalid_request", error.message, "template") from None
 
     def render(self, values: Mapping[str, Any]) -> str:
         """The prompt of values by their names. Raises JobError."""

@@ -33,6 +33,7 @@ from jobs.store.producer_lease import Holder, ProducerLease
 from jobs.store.run_rows import RunRows
 from tests.cli.conftest import Run
 from tests.worker.site import Site, wait_until
+from worker.prompt.sandbox import Sandbox
 
 Go = Callable[..., Result]
 
@@ -453,6 +454,30 @@ def test_a_custom_id_is_taken_by_the_same_row_when_a_run_goes_on(
             *_, last = source.read(wanted.__contains__)
             assert isinstance(last, ErrorRow)
             assert "line 1 of the file has 'x' as well" in last.error.message
+
+
+def test_a_template_that_is_too_slow_is_refused_after_three_rows(
+    go: Go, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.prompt.sandbox.RENDER_SECONDS", 0.5)
+    rows: list[str] = []
+    render = Sandbox.render
+
+    def counted(self: Sandbox, template: str, values: Any) -> str:
+        rows.append(values["prompt"])
+        return render(self, template, values)
+
+    monkeypatch.setattr(Sandbox, "render", counted)
+    template = tmp_path / "prompt.jinja"
+    template.write_text(
+        "{{ prompt }}{% if prompt != 'row 1' %}{% for a in range(99999) %}"
+        "{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+    )
+    result = go(jsonl(tmp_path, prompts(50)), "--template", str(template))
+    assert (result.exit_code, len(rows)) == (2, 4), result.stderr
+    assert "for 3 of the first 4 rows, as for line 4: correct the template" in result.stderr
+    assert "exceeds the limits of the sandbox" in result.stderr
+    assert site.redis.keys("rq:job:*") == []
 
 
 def test_a_template_makes_the_prompts(go: Go, site: Site, tmp_path: Path) -> None:
