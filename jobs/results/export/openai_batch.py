@@ -4,7 +4,7 @@ output file, all else in the error file."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, count, groupby
 from typing import Any, NamedTuple, get_args
 
 import pyarrow.compute as pc
@@ -62,15 +62,16 @@ def batch_lines(results: Results, run: str, order: Order = "input") -> Iterator[
 
     Raises InvalidRequest for a run that is not of chats, and if two requests have one custom_id.
     """
-    renamed = check_run(results, run)
+    made = check_run(results, run)
     for table in ordered_tables(results, run, COLUMNS, order):
         for index, rows in groupby(table.to_pylist(), key=lambda row: row["row_index"]):
-            yield line_of([*rows], by_place=index in renamed)
+            yield line_of([*rows], made.get(index))
 
 
-def check_run(results: Results, run: str) -> frozenset[int]:
-    """Raise InvalidRequest if a run can't be a batch file. Returns the rows of the data set that
-    are named by their place: they never ran, since a row before them has the same custom_id."""
+def check_run(results: Results, run: str) -> dict[int, str]:
+    """Raise InvalidRequest if a run can't be a batch file. Returns the ids that are made for rows
+    of the data set: those without a custom_id, and those that never ran, since a row before them
+    has the same one."""
     keys = ["row_index", "custom_id", "status", "attempt"]
     table = results.table(run, [*keys, "operation"])
     others = [one for one in pc.unique(table["operation"]).to_pylist() if one != "chat"]
@@ -81,20 +82,28 @@ def check_run(results: Results, run: str) -> frozenset[int]:
             "format",
         )
     rows = table.group_by(keys).aggregate([]).to_pylist()
-    owners: dict[str, int] = {}  # rows of the data set by their names
-    renamed: set[int] = set()
+    owners: dict[str, int] = {}  # rows of the data set by their custom_ids
+    nameless: set[int] = set()
     for row in sorted(rows, key=lambda row: (_was_refused(row), row["row_index"])):
-        index, name = row["row_index"], custom_id_of(row)
-        if owners.get(name, index) != index and _was_refused(row):
-            renamed.add(index)
-            name = _place(row)
-        if owners.setdefault(name, index) != index:
+        index, name = row["row_index"], row["custom_id"]
+        if name is None:
+            nameless.add(index)
+        elif owners.setdefault(name, index) == index:
+            continue
+        elif _was_refused(row):
+            nameless.add(index)
+        else:
             raise invalid(
                 f"two rows of run {run} have the custom_id {name!r}, which a batch file may have "
                 "once",
                 "format",
             )
-    return frozenset(renamed)
+    made: dict[int, str] = {}
+    for index in sorted(nameless):
+        names = chain((f"row-{index}",), (f"row-{index}-{n}" for n in count(2)))
+        made[index] = next(name for name in names if name not in owners)
+        owners[made[index]] = index
+    return made
 
 
 def _was_refused(row: Row) -> bool:
@@ -102,18 +111,9 @@ def _was_refused(row: Row) -> bool:
     return bool(row["status"] == "error" and row["attempt"] == 0)
 
 
-def custom_id_of(row: Row) -> str:
-    """The user's key of a request, else one that is made of its row."""
-    return _place(row) if row["custom_id"] is None else row["custom_id"]
-
-
-def _place(row: Row) -> str:
-    return f"row-{row['row_index']}"
-
-
-def line_of(rows: Sequence[Row], *, by_place: bool = False) -> Line:
-    """The line of a request, of its rows: an answer if one of them is. `by_place`: without its
-    custom_id."""
+def line_of(rows: Sequence[Row], custom_id: str | None = None) -> Line:
+    """The line of a request, of its rows: an answer if one of them is. `custom_id`: instead of that
+    of the rows."""
     first = rows[0]
     answered = [row for row in rows if row["status"] == "ok"]
     response = error = None
@@ -127,7 +127,7 @@ def line_of(rows: Sequence[Row], *, by_place: bool = False) -> Line:
         response = _response(first, status, {"error": failure.to_dict()})
     content = {
         "id": f"batch_req_{first['job_id']}",
-        "custom_id": _place(first) if by_place else custom_id_of(first),
+        "custom_id": custom_id or first["custom_id"],
         "response": response,
         "error": error,
     }

@@ -208,6 +208,20 @@ def test_a_request_with_the_custom_id_of_another_is_named_by_its_row(tmp_path: P
     ]
 
 
+def test_an_id_that_is_made_for_a_row_is_that_of_no_other(tmp_path: Path) -> None:
+    refused = failed("invalid_request", attempt=0, custom_id="a")
+    rows = (refused, ok(custom_id="row-0"), ok(custom_id=None), ok(custom_id="row-2-2"))
+    found = lines(tmp_path, *rows, ok(custom_id="row-2"), ok())
+    assert [line["custom_id"] for _, line in found] == [
+        "row-0-2",
+        "row-0",
+        "row-2-3",
+        "row-2-2",
+        "row-2",
+        "a",
+    ]
+
+
 def test_a_row_that_lacks_what_an_answer_must_have_is_a_line_that_openai_reads(
     tmp_path: Path,
 ) -> None:
