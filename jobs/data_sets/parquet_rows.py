@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 from typing import IO, Any
 
 import pyarrow as pa
@@ -21,10 +21,28 @@ def parquet_rows(
     """Yield the rows, numbered from 1. Null is a field that is not given, unless it is one of
     SOURCES. `columns`: gets the names of the columns."""
     try:
-        source = pq.ParquetFile(file)
-        yield from _rows(source.schema_arrow, source.iter_batches(BATCH_ROWS), columns)
+        source = pq.ParquetFile(file, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise invalid(f"not a Parquet file that can be read: {error}") from None
+    _check_names(source.schema_arrow.names, columns)
+    groups = range(source.num_row_groups)
+    yield from enumerate(chain.from_iterable(_group_rows(source, one) for one in groups), start=1)
+
+
+def _group_rows(source: Any, group: int) -> Iterator[dict[str, Any] | InvalidRequest]:
+    """The rows of a row group; an InvalidRequest for each that damage of the file hides. Raises
+    InvalidRequest for a disk that can't be read."""
+    left = source.metadata.row_group(group).num_rows
+    try:
+        for batch in source.iter_batches(BATCH_ROWS, row_groups=[group]):
+            for row in table_rows(batch):
+                yield row
+                left -= 1
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise invalid(f"the file can't be read: {error.strerror}") from None
+        damage = invalid(f"row group {group + 1} of the Parquet file is damaged: {error}")
+        yield from repeat(damage, left)
 
 
 def count(file: IO[bytes]) -> int:
@@ -41,21 +59,18 @@ def arrow_rows(
     """The same for a stream of Arrow's IPC format, as data sets of Hugging Face are on disk."""
     try:
         source = pa.ipc.open_stream(pa.PythonFile(file, mode="r"))
-        yield from _rows(source.schema, source, columns)
+        _check_names(source.schema.names, columns)
+        yield from enumerate(chain.from_iterable(map(table_rows, source)), start=1)
     except (pa.ArrowException, OSError) as error:
         raise invalid(f"not an Arrow file that can be read: {error}") from None
 
 
-def _rows(
-    schema: Any, batches: Iterable[Any], columns: dict[str, None] | None
-) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:
-    names = schema.names
+def _check_names(names: Sequence[str], columns: dict[str, None] | None) -> None:
     twice = first_twice(names)
     if twice is not None:
         raise invalid(f"the file has two columns {twice!r}")
     if columns is not None:
         columns.update(dict.fromkeys(names))
-    yield from enumerate(chain.from_iterable(map(table_rows, batches)), start=1)
 
 
 def table_rows(table: Any) -> Iterator[dict[str, Any] | InvalidRequest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,46 @@ def test_a_fraction_stays_invalid_where_an_integer_is_meant(tmp_path: Path) -> N
     columns = {"prompt": pa.array(["a"]), "max_tokens": pa.array([1.5])}
     (error,) = requests_of(tmp_path, columns)
     assert error == "row 1: field 'max_tokens': expected an integer, got 1.5"
+
+
+def test_rows_of_a_damaged_row_group_are_errors_and_the_others_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    table = pa.table({"prompt": [f"row {number}" for number in range(90)]})
+    pq.write_table(table, path, row_group_size=30, use_dictionary=False, write_statistics=False)
+    begin = pq.read_metadata(path).row_group(1).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[begin : begin + 60] = bytes(60)
+    path.write_bytes(content)
+    with path.open("rb") as file:
+        rows = dict(RowFile(file, file.name))
+    bad = [number for number, row in rows.items() if isinstance(row, InvalidRequest)]
+    assert bad == [*range(31, 61)] and len(rows) == 90
+    assert rows[61] == {"prompt": "row 60"}
+    error = rows[31]
+    assert isinstance(error, InvalidRequest)
+    assert error.message.startswith("row group 2 of the Parquet file is damaged: ")
+
+
+def test_a_page_with_another_checksum_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    options = {"use_dictionary": False, "compression": "none", "write_statistics": False}
+    pq.write_table(pa.table({"prompt": ["aaaa"]}), path, write_page_checksum=True, **options)
+    path.write_bytes(path.read_bytes().replace(b"aaaa", b"aaab", 1))
+    with path.open("rb") as file:
+        ((_, row),) = RowFile(file, file.name)
+    assert isinstance(row, InvalidRequest), row
+
+
+def test_an_error_of_the_disk_ends_the_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "rows.parquet")
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", failing)
+    with (
+        (tmp_path / "rows.parquet").open("rb") as file,
+        pytest.raises(InvalidRequest, match="the file can't be read: Input/output error"),
+    ):
+        list(RowFile(file, file.name))
