@@ -230,3 +230,14 @@ def test_its_end_leaves_no_process(process: MetricProcess) -> None:
     process.close()
     with pytest.raises(ProcessLookupError):
         os.kill(int(one.outcome.value), 0)
+
+
+def test_an_integer_of_many_digits_fits_a_schema(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer", "maximum": 7}')
+    process = MetricProcess(parse_spec(f"json-schema:{schema}"), Limits())
+    digits = "7" * 5000
+    small, large = process.score([{"text": f"-{digits}"}, {"text": digits}])
+    process.close()
+    assert small.outcome is not None and large.outcome is not None, (small, large)
+    assert (small.outcome.value, large.outcome.value) == (1, 0)

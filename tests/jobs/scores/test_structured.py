@@ -23,6 +23,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
         ('{"a":', 0),
         ("", 0),
         pytest.param("[" * 10**5, 0, id="nested"),
+        pytest.param(f'{{"n": -{"7" * 10**6}}}', 1, id="digits"),
     ],
 )
 def test_valid_json(text: str, valid: int) -> None:
