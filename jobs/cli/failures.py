@@ -202,6 +202,12 @@ def to_failure(error: Exception) -> Failure:
     if redis is not None and isinstance(error, redis.RedisError):
         return Unavailable(f"Redis: {error}")
     if isinstance(error, OSError):
+        from pathlib import Path
+
+        from jobs.record.disk_faults import explain, is_full
+
+        if error.filename and is_full(error):
+            return Unavailable(explain(error, Path(error.filename)))
         return Unavailable(str(error) if error.filename else error.strerror or str(error))
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return Unavailable(f"{NO_THREAD}: {more_threads()}")

@@ -259,7 +259,6 @@ def run(
     if mode == "completion":
         fields = {**fields, "apply_chat_template": False}
     name = run_id or _default_name(dataset, split, mode, model)
-    readable = click.get_current_context().with_resource(readable_again(dataset))
     overrides = Overrides(
         model,
         name,
@@ -274,31 +273,32 @@ def run(
     )
     store = Results(results)
     try:
-        files = data_files(readable, split)
-        file = None if form is None else _output(output, name, form, files)
-        given, overrides = overrides, with_conventions(overrides, files)
-        template = None
-        if template_file is not None:
-            template = RowTemplate(_read_text(template_file), overrides.names)
-        choices = None
-        if choices_file is not None:
-            text = _read_text(choices_file)
-            choices = RowTemplate(text, overrides.names, "template of choices")
-        examples = None
-        if few_shot is not None:
-            examples = read_examples(*few_shot, few_shot_by, given, template)
-        source = click.get_current_context().with_resource(
-            DataSet(
-                files,
-                overrides,
-                limit=limit,
-                template=template,
-                choices=choices,
-                examples=examples,
-                seed=seed,
-                samples=num_samples,
+        with readable_again(dataset) as readable:  # which the source keeps open
+            files = data_files(readable, split)
+            file = None if form is None else _output(output, name, form, files)
+            given, overrides = overrides, with_conventions(overrides, files)
+            template = None
+            if template_file is not None:
+                template = RowTemplate(_read_text(template_file), overrides.names)
+            choices = None
+            if choices_file is not None:
+                text = _read_text(choices_file)
+                choices = RowTemplate(text, overrides.names, "template of choices")
+            examples = None
+            if few_shot is not None:
+                examples = read_examples(*few_shot, few_shot_by, given, template)
+            source = click.get_current_context().with_resource(
+                DataSet(
+                    files,
+                    overrides,
+                    limit=limit,
+                    template=template,
+                    choices=choices,
+                    examples=examples,
+                    seed=seed,
+                    samples=num_samples,
+                )
             )
-        )
         columns = source.check()
         content, count = source.content()
         configuration = source.configuration(content)

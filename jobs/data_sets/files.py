@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from jobs.errors import invalid
@@ -73,15 +73,20 @@ def is_pipe(path: Path) -> bool:
 
 @contextmanager
 def readable_again(path: Path) -> Iterator[Path]:
-    """A path that can be opened several times: of a pipe, that of a copy with the same name."""
+    """A path that can be opened several times: of a pipe, that of a copy with the same name. The
+    copy is on the disk until the context ends and nobody has it open, and it has no name there: a
+    process that is killed leaves none."""
     if not is_pipe(path):
         yield path
         return
-    with TemporaryDirectory(prefix="chatjobs-") as folder:
-        copy = Path(folder) / path.name
-        with path.open("rb") as source, copy.open("wb") as target:
-            shutil.copyfileobj(source, target)
-        yield copy
+    with TemporaryFile() as copy:
+        with path.open("rb") as source:
+            shutil.copyfileobj(source, copy)
+        copy.flush()
+        with TemporaryDirectory(prefix="chatjobs-") as folder:
+            link = Path(folder) / path.name
+            link.symlink_to(f"/proc/self/fd/{copy.fileno()}")
+            yield link
 
 
 def _is_data(file: Path, root: Path) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from jobs.errors import invalid
+from jobs.record.disk_faults import is_full
 
 
 def check_output(path: Path) -> None:
@@ -20,8 +21,20 @@ def check_output(path: Path) -> None:
 
 
 @contextmanager
+def full_disk_named(path: Path) -> Iterator[None]:
+    """An OSError of a full disk gets the path of the file: a write knows none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or not is_full(error):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+@contextmanager
 def replaced(path: Path) -> Iterator[IO[str]]:
-    """A file that takes the place of `path` at the end, unless an error is raised."""
+    """A file that takes the place of `path` at the end, unless an error is raised. An OSError of a
+    full disk has the path."""
     with replaced_together([path]) as (file,):
         yield file
 
@@ -33,7 +46,7 @@ def replaced_together(paths: Sequence[Path]) -> Iterator[Sequence[IO[str]]]:
     belong to it."""
     parts = [part_of(path) for path in paths]
     try:
-        with ExitStack() as opened:
+        with full_disk_named(paths[0]), ExitStack() as opened:
             files = [
                 opened.enter_context(part.open("w", encoding="utf-8", newline="")) for part in parts
             ]

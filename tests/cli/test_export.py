@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.conftest import Run
+from tests.disks import Disk
+from tests.jobs.scores.runs import make_run
 
 
 def test_each_format_is_written_to_a_file(run: Run, finished_run: Path, tmp_path: Path) -> None:
@@ -57,3 +59,22 @@ def test_wrong_usage_is_refused(
     done = run("results", *words, "--results", str(finished_run))
     assert done.exit_code == 2
     assert sentence in done.stderr
+
+
+@pytest.mark.parametrize("form", ["jsonl", "openai-batch", "parquet"])
+def test_a_full_disk_is_named_with_the_file_and_what_to_do(
+    run: Run, tmp_path: Path, form: str
+) -> None:
+    results = make_run(tmp_path / "results", [{"custom_id": "a", "text": "x" * 10_000}])
+    disk = Disk(tmp_path / "mount", tmp_path / "disk", "100k")
+    try:
+        disk.fill()
+        file = disk.mount / "out"
+        found = run(
+            "results", "r1", "--format", form, "-o", str(file), "--results", str(results.root)
+        )
+        assert found.exit_code == 3
+        assert f"{file}: No space left on device: free space there" in found.stderr
+        assert [one.name for one in disk.mount.iterdir()] == ["filler"]
+    finally:
+        disk.close()

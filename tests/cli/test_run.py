@@ -6,6 +6,8 @@ import csv
 import gzip
 import json
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from jobs.errors import InvalidRequest
 from jobs.results.compact import compact
 from jobs.runs import producer
 from jobs.runs.audit import audit as count_rows
+from jobs.runs.data_set_run import DataSetRun
 from jobs.runs.producer import Producer, Progress
 from jobs.runs.written_rows import WrittenRows
 from jobs.store.producer_lease import Holder, ProducerLease
@@ -417,6 +420,35 @@ def test_a_pipe_is_a_data_set_with_a_name_for_its_run(
     writer.join()
     assert audit(result).startswith("r1: 2 in, 2 rows, 0 missing"), result.stderr
     assert {row["target"] for row in site.rows("r1")} == {"1", "2"}
+
+
+def test_the_copy_of_a_pipe_has_no_name_that_a_killed_run_would_leave(
+    go: Go, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.worker()
+    temporary, pipe = tmp_path / "temporary", tmp_path / "rows.csv"
+    temporary.mkdir()
+    os.mkfifo(pipe)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    left: list[list[Path]] = []
+    copy, execute = shutil.copyfileobj, DataSetRun.execute
+
+    def copied(*files: Any) -> None:
+        copy(*files)
+        left.append([*temporary.rglob("*.csv")])
+
+    def executed(self: DataSetRun, *words: Any) -> Any:
+        left.append([*temporary.iterdir()])
+        return execute(self, *words)
+
+    monkeypatch.setattr(shutil, "copyfileobj", copied)
+    monkeypatch.setattr(DataSetRun, "execute", executed)
+    writer = threading.Thread(target=pipe.write_text, args=("question,answer\na,1\nb,2\n",))
+    writer.start()
+    result = go(pipe)
+    writer.join()
+    assert audit(result).startswith("r1: 2 in, 2 rows, 0 missing"), result.stderr
+    assert left == [[], []]
 
 
 def test_columns_are_found_by_convention_behind_an_empty_file(tmp_path: Path) -> None:

@@ -338,6 +338,20 @@ def test_rows_that_redis_has_lost_are_enqueued_again(
     assert (code, out) == (0, "r1: 20 in, 20 rows, 0 missing, 0 twice, 0 failed\n"), err
 
 
+def test_redis_loses_all_while_a_worker_runs_rows(
+    site: Site, tmp_path: Path, command: Command
+) -> None:
+    site.worker()
+    words: list[object] = ["run", data_set(tmp_path, 300), "-m", "fake", "--run", "r1"]
+    words += ["--window", "20", "--redis", site.url, "--results", site.folder]
+    process = command(*words)
+    wait_until(lambda: in_files(site))
+    site.redis.flushall()
+    code, out, err = finished(process)
+    assert (code, out) == (0, "r1: 300 in, 300 rows, 0 missing, 0 twice, 0 failed\n"), err
+    assert in_files(site) == dict.fromkeys(range(300), 1)
+
+
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [

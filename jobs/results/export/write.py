@@ -16,7 +16,13 @@ from jobs.results.export.formats import Format, Order
 from jobs.results.export.openai_batch import batch_lines
 from jobs.results.export.ordered import COMMON_COLUMNS, ordered_tables
 from jobs.results.files import Results, write_tables
-from jobs.results.output_file import check_output, part_of, replaced, replaced_together
+from jobs.results.output_file import (
+    check_output,
+    full_disk_named,
+    part_of,
+    replaced,
+    replaced_together,
+)
 from jobs.results.schema import SCHEMA
 
 ERROR_SUFFIX = ".errors"
@@ -105,7 +111,8 @@ def _write_parquet(
 
     part = part_of(path)
     try:
-        write_tables(part, path, tables(), schema)
+        with full_disk_named(path):
+            write_tables(part, path, tables(), schema)
     finally:
         part.unlink(missing_ok=True)
     return Written(path, count)
