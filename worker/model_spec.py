@@ -7,6 +7,8 @@ from pathlib import Path
 
 from jobs.errors import invalid
 
+NGRAM = "ngram"  # the draft that needs no model
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
@@ -25,7 +27,7 @@ class ModelSpec:
     max_batch: int | None = None  # sequences
     cache_bytes: int | None = None
     prefix_cache: bool = True
-    draft: str | None = None  # a reference, or `ngram`
+    draft: str | None = None  # a reference, or NGRAM
     draft_tokens: int | None = None
     download_dir: Path | None = None
     chat_template: Path | None = None
@@ -47,10 +49,14 @@ class ModelSpec:
         if self.add_bos is not None and not isinstance(self.add_bos, bool):
             raise invalid(f"add_bos is True, False or None; got {self.add_bos!r}", "add_bos")
 
-    def of_draft(self, reference: str) -> ModelSpec:
-        """Return the options of a model that drafts for this one: weights are stored alike."""
+    @property
+    def draft_spec(self) -> ModelSpec | None:
+        """The options of the model that drafts for this one; None without one. Weights are stored
+        alike."""
+        if self.draft is None or self.draft == NGRAM:
+            return None
         return ModelSpec(
-            reference=reference,
+            reference=self.draft,
             dtype=self.dtype,
             quantize=self.quantize,
             keep_quantised=self.keep_quantised,

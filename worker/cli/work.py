@@ -40,7 +40,7 @@ from worker.cli.options import (
 )
 from worker.cli.private_redis import private_redis, private_redis_hint
 from worker.memory_amount import MemoryAmount
-from worker.model_spec import ModelSpec
+from worker.model_spec import NGRAM, ModelSpec
 from worker.residency.states import Residence
 
 
@@ -242,7 +242,7 @@ def work(
         raise click.MissingParameter(param_hint="'-m' / '--model'", param_type="option")
     for option, given in (
         ("--chat-template", chat_template),
-        (f"--draft {draft}", draft not in (None, "ngram")),
+        (f"--draft {draft}", draft not in (None, NGRAM)),
         ("--prompt-cache", prompt_caches),
     ):
         if given and (len(models) > 1 or config is not None):

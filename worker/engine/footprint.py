@@ -12,7 +12,6 @@ from worker.loading.description import describe
 from worker.loading.find import find
 from worker.loading.preflight import Preflight, preflight
 from worker.model_spec import ModelSpec
-from worker.speculative.drafting import NGRAM
 
 LEAST_TOKENS = 1024  # of one sequence, which a model's cache always has room for
 FLOAT_BYTES = 4
@@ -24,9 +23,7 @@ def footprint(
     """Find a model and read its headers; of a hub model, only small files are fetched.
     `interactive_slots`, `preempt`: see `Slots`. Raises JobError."""
     found = _look(spec, device)
-    draft = None
-    if spec.draft not in (None, NGRAM):
-        draft = _look(spec.of_draft(spec.draft), device)
+    draft = None if spec.draft_spec is None else _look(spec.draft_spec, device)
     place = limits(device.torch)
     batch = place.max_batch if spec.max_batch is None else spec.max_batch
     slots = Slots.share(batch, interactive_slots, preempt)

@@ -32,7 +32,6 @@ from worker.processes.pages import trim_heap
 from worker.processes.resident import resident_bytes
 from worker.processes.tuning import freeze_gc_heap, tune, unfreeze_gc_heap
 from worker.sampling.sampler import sample
-from worker.speculative.drafting import NGRAM
 
 logger = logging.getLogger(__name__)
 
@@ -155,8 +154,8 @@ class EngineHost:
 
     def fetch(self, spec: ModelSpec) -> None:
         fetch(spec)
-        if spec.draft not in (None, NGRAM):
-            fetch(spec.of_draft(spec.draft))
+        if spec.draft_spec is not None:
+            fetch(spec.draft_spec)
 
     def load(self, spec: ModelSpec) -> ModelInfo:
         # OpenMP starts a team of threads for each thread that computes. Two teams would share the

@@ -63,12 +63,10 @@ def _require_here(spec: ModelSpec) -> None:
     """Raise JobError if weights would have to be downloaded."""
     from worker.loading.find import find
 
-    for reference in (spec.reference, spec.draft):
-        if reference in (None, "ngram"):
-            continue
-        if find(reference, spec.download_dir).needs_download:
+    for one in (spec, spec.draft_spec):
+        if one is not None and find(one.reference, one.download_dir).needs_download:
             raise JobError(
                 "model_not_found",
-                f"{reference} is not on this node: run chatjobs models pull {reference} on each "
-                "node, or give download=True",
+                f"{one.reference} is not on this node: run chatjobs models pull {one.reference} on "
+                "each node, or give download=True",
             )

@@ -46,8 +46,8 @@ class DownloadCommands:
                 "model",
             )
         spec, said = self._specs[name], -1
-        drafts = [] if spec.draft in (None, "ngram") else [spec.draft]
-        with _Child(spec.download_dir, [spec.reference, *filter(None, drafts)]) as child:
+        references = [one.reference for one in (spec, spec.draft_spec) if one is not None]
+        with _Child(spec.download_dir, references) as child:
             while True:
                 news = None
                 for line in child.lines():

@@ -14,7 +14,7 @@ from worker.loading.draft import load_draft
 from worker.loading.find import find
 from worker.loading.load import LoadedModel
 from worker.loading.preflight import smallest_window
-from worker.model_spec import ModelSpec
+from worker.model_spec import NGRAM, ModelSpec
 from worker.models.model import Model
 from worker.speculative.model_proposer import ModelProposer, Run
 from worker.speculative.ngram import NgramProposer
@@ -22,7 +22,6 @@ from worker.speculative.proposer import Proposer
 
 logger = logging.getLogger(__name__)
 
-NGRAM = "ngram"
 DRAFT_TOKENS, MOST_TOKENS = 4, 32
 
 
@@ -68,10 +67,10 @@ def drafting_of(spec: ModelSpec, device: Device) -> Drafting | None:
     most = DRAFT_TOKENS if spec.draft_tokens is None else spec.draft_tokens
     if type(most) is not int or not 1 <= most <= MOST_TOKENS:
         raise invalid(f"draft_tokens must be 1 to {MOST_TOKENS}, got {most!r}", "draft_tokens")
-    sources = [find(spec.reference, spec.download_dir)]
-    if spec.draft != NGRAM:
+    sources, draft = [find(spec.reference, spec.download_dir)], spec.draft_spec
+    if draft is not None:
         try:
-            sources.append(find(spec.draft, spec.download_dir))
+            sources.append(find(draft.reference, draft.download_dir))
         except JobError as error:
             fact = f"draft '{spec.draft}': {error.message}; '{NGRAM}' needs no model"
             raise JobError(error.code, fact, "draft") from None
@@ -84,6 +83,4 @@ def drafting_of(spec: ModelSpec, device: Device) -> Drafting | None:
             "draft_tokens",
         )
     logger.info("drafts for %s: %s, at most %s", spec.reference, spec.draft, counted(most, "token"))
-    if spec.draft == NGRAM:
-        return Drafting(most)
-    return Drafting(most, load_draft(spec.of_draft(spec.draft), spec, device))
+    return Drafting(most, None if draft is None else load_draft(draft, spec, device))
