@@ -98,14 +98,15 @@ def _called(
 ) -> list[tuple[str, Call | JobError]]:
     """Send the command to the workers of these names, or to all: they work on it at once."""
     from jobs.store.operator import send
-    from jobs.store.worker_status import read_workers
+    from jobs.store.worker_status import published
 
-    running = [str(one["name"]) for one in read_workers(redis)]
+    workers = published(redis)
+    running = [str(one["name"]) for one in workers.running]
     if not names and not running:
         raise JobError("not_found", "no worker is running")
     calls: list[tuple[str, Call | JobError]] = []
     for given in names or running:
-        found = [given] if given in running else [one for one in running if one.startswith(given)]
+        found = workers.called(given)
         if len(found) > 1:
             error = f"'{given}' is the beginning of {len(found)} names: {', '.join(found)}"
             calls.append((given, JobError("not_found", error)))

@@ -31,6 +31,11 @@ class Published(NamedTuple):
         """The names of the models that the running workers serve."""
         return {name for worker in self.running for name in worker["names"]}
 
+    def called(self, name: str) -> list[str]:
+        """The running worker of this name; without one, all whose names begin with it."""
+        names = [str(one["name"]) for one in self.running]
+        return [name] if name in names else [one for one in names if one.startswith(name)]
+
     def serve(self, model: str, func: str) -> int:
         """Number of running workers that take the jobs of a function for a model."""
         return sum(model in one["names"] and func in funcs_of(one) for one in self.running)

@@ -162,20 +162,19 @@ MODEL_COMMANDS = (list_models, load, unload, pin, unpin)
 
 def _worker_of(redis: Redis, model: str, given: str | None) -> str:
     """The name of the worker that is meant. Raises JobError."""
-    from jobs.store.worker_status import read_workers
+    from jobs.store.worker_status import published
 
-    running = read_workers(redis)
+    workers = published(redis)
     if given is None:
-        found = [one["name"] for one in running if model in one["names"]]
+        found = [one["name"] for one in workers.running if model in one["names"]]
     else:
-        names = [one["name"] for one in running]
-        found = [given] if given in names else [one for one in names if one.startswith(given)]
+        found = workers.called(given)
     if len(found) == 1:
         return str(found[0])
     if found:
-        which = (
-            f"{len(found)} workers serve '{model}'" if given is None else f"'{given}' begins them"
-        )
+        which = f"'{given}' is the beginning of {len(found)} names"
+        if given is None:
+            which = f"{len(found)} workers serve '{model}'"
         raise JobError("not_found", f"{which}: {', '.join(found)}; select one with --worker")
     nobody = f"no running worker serves model '{model}'" if given is None else f"no worker {given}"
     raise JobError("not_found", f"{nobody}: chatjobs status lists those that are running")
