@@ -47,7 +47,6 @@ from worker.queue.load_figures import LoadFigures
 from worker.queue.loading import Loading
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
 from worker.queue.membership import Membership
-from worker.queue.metrics import Metrics
 from worker.queue.operator_commands import OperatorCommands
 from worker.queue.publisher import Publisher
 from worker.queue.reaper import Reaper
@@ -55,6 +54,7 @@ from worker.queue.served import Served
 from worker.queue.stages import Stages
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
+from worker.queue.worker_status import WorkerStatus
 from worker.residency.budget import share_out, size
 from worker.residency.commands import ModelCommands
 from worker.residency.downloads import DownloadCommands
@@ -189,7 +189,7 @@ def serve(
                     **DownloadCommands(served, by_name).handlers,
                 },
             ),
-            Metrics(
+            WorkerStatus(
                 backend,
                 served,
                 recording,

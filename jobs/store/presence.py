@@ -27,7 +27,7 @@ from jobs.store.workers import worker_key
 BIRTH = lua.load("jobs.store", "register")
 REPORT = lua.load("jobs.store", "report")
 
-METRICS_SECONDS = 0.5  # of a lease: metrics that are older are those of a worker that is gone
+STATUS_LEASES = 0.5  # a status that is older is that of a worker that is gone
 
 
 class BirthKeys(NamedTuple):
@@ -40,7 +40,7 @@ class BirthArgs(NamedTuple):
 
 
 class ReportKeys(NamedTuple):
-    metrics: str
+    status: str
     rq_worker: str
 
 
@@ -66,7 +66,7 @@ class LoadingPresence:
         process |= {"lease_s": lease_seconds}
         self._args = ReportArgs(
             about=json.dumps({**process, **about}),
-            milliseconds=int(METRICS_SECONDS * lease_seconds * 1000),
+            milliseconds=int(STATUS_LEASES * lease_seconds * 1000),
             state="",
             current="",
             now_text="",
@@ -117,19 +117,19 @@ class Presence:
             args=[*BirthArgs(self._rq_seconds), *fields],
         )
 
-    def report(self, metrics: Mapping[str, Any], jobs: Sequence[str]) -> None:
+    def report(self, status: Mapping[str, Any], jobs: Sequence[str]) -> None:
         """Publish what the worker says about itself, beside its name and process. `jobs`: ids of
         the jobs that it runs."""
         self._follow_queues()
         about = {"name": self.name, "host": socket.gethostname(), "pid": os.getpid()}
         about |= {"lease_s": self._lease_seconds, "jobs": len(jobs)}
-        about |= {"clock_behind": round(self._clock.behind), **metrics}
+        about |= {"clock_behind": round(self._clock.behind), **status}
         current, now = jobs[0] if jobs else None, time.monotonic()
         tell_rq = current != self._told_rq or now >= self._tell_rq_at
         state = WorkerStatus.BUSY if jobs else WorkerStatus.IDLE
         args = ReportArgs(
             about=json.dumps(about),
-            milliseconds=int(METRICS_SECONDS * self._lease_seconds * 1000),
+            milliseconds=int(STATUS_LEASES * self._lease_seconds * 1000),
             state=state.value if tell_rq else "",
             current=current or "",
             now_text=rq_layout.format_time(),

@@ -42,7 +42,7 @@ class LeaveKeys(NamedTuple):
     workers: str
     stopping: str
     started: str
-    metrics: str
+    status: str
     rq_worker: str
     rq_workers: str
 
@@ -176,7 +176,7 @@ class Workers:
             workers=keys.WORKERS,
             stopping=keys.STOPPING,
             started=keys.started(name),
-            metrics=keys.worker(name),
+            status=keys.worker(name),
             rq_worker=worker_key(name),
             rq_workers=BaseWorker.redis_workers_keys,
         )

@@ -22,12 +22,12 @@ from jobs.store.operator import OperatorCommand
 from worker.queue.attempts import Attempts
 from worker.queue.claimer import Claimer
 from worker.queue.membership import Membership
-from worker.queue.metrics import Metrics
 from worker.queue.operator_commands import OperatorCommands
 from worker.queue.outage import Outage
 from worker.queue.reaper import Reaper
 from worker.queue.stages import Stages
 from worker.queue.watchdog import Watchdog
+from worker.queue.worker_status import WorkerStatus
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class WorkerLoop:
         reaper: Reaper,
         control: Control,
         operator: OperatorCommands,
-        metrics: Metrics,
+        status: WorkerStatus,
         watchdog: Watchdog,
         stages: Stages,
         *,
@@ -76,7 +76,7 @@ class WorkerLoop:
         self._store, self._attempts, self._claimer = store, attempts, claimer
         self._membership, self._reaper = membership, reaper
         self._control, self._operator = control, operator
-        self._metrics, self._watchdog, self._stages = metrics, watchdog, stages
+        self._status, self._watchdog, self._stages = status, watchdog, stages
         self._residency = residency
         self._outage = Outage()
         self._check_seconds = lease_seconds / CHECKS_PER_LEASE
@@ -180,9 +180,9 @@ class WorkerLoop:
         if now < self._next_check:
             return
         sick, pause = self._claimer.sick, self._claimer.pause
-        metrics = self._metrics.read(now, sick, pause, claims=self.stop_at is None)
+        status = self._status.read(now, sick, pause, claims=self.stop_at is None)
         jobs, run = [attempt.lease.job for attempt in self._attempts], self._stages.run
-        run("reporting", lambda: self._membership.report(metrics, jobs))
+        run("reporting", lambda: self._membership.report(status, jobs))
         run("checking leases", self._check_leases)
         run("looking for dead workers", lambda: self._reaper.reap(set(self._attempts.leases)))
         run("checking for pauses", self._claimer.update_pause)

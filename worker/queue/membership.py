@@ -24,9 +24,9 @@ class Membership:
         self._keeper.start()
         self._presence.birth()
 
-    def report(self, metrics: Mapping[str, Any], jobs: Sequence[str]) -> None:
-        """Publish the metrics and the ids of the jobs that run. Raises redis.RedisError."""
-        self._presence.report(metrics, jobs)
+    def report(self, status: Mapping[str, Any], jobs: Sequence[str]) -> None:
+        """Publish the status and the ids of the jobs that run. Raises redis.RedisError."""
+        self._presence.report(status, jobs)
 
     def announce_stop(self) -> None:
         """Tell the other workers that this one ends soon. May be called from any thread."""

@@ -4,7 +4,7 @@
 -- KEYS  workers: sorted set of the workers, scores are the ends of their leases
 --       stopping: set of the workers that have announced their end
 --       started: sorted set of the jobs that the worker has started
---       metrics: what the worker has published about itself
+--       status: what the worker has published about itself
 --       rq_worker: RQ's hash of the worker
 --       rq_workers: RQ's set of all workers
 -- ARGV  name: name of the worker
@@ -14,7 +14,7 @@
 --
 -- Atomic: the server runs the whole script before any other command. It only removes entries, so a
 -- full Redis runs it too.
-local workers, stopping, started, metrics, rq_worker, rq_workers = unpack(KEYS)
+local workers, stopping, started, status, rq_worker, rq_workers = unpack(KEYS)
 local name, seen_lease = unpack(ARGV)
 local queues = {unpack(ARGV, 3)}
 
@@ -24,7 +24,7 @@ if redis.call('EXISTS', started) == 1 then return 0 end
 
 redis.call('ZREM', workers, name)
 redis.pcall('SREM', stopping, name)  -- another program may have written this one and RQ's
-redis.call('DEL', metrics)
+redis.call('DEL', status)
 local known = redis.pcall('HGET', rq_worker, 'queues')
 for queue in string.gmatch(type(known) == 'string' and known or '', '[^,]+') do
   queues[#queues + 1] = queue

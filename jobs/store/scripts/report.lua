@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Publishes what a worker says about itself, and tells RQ.
 --
--- KEYS  metrics: what the worker has published about itself
+-- KEYS  status: what the worker has published about itself
 --       rq_worker: RQ's hash of the worker
 -- ARGV  about: JSON about the worker
 --       milliseconds: how long that holds
@@ -13,10 +13,10 @@
 --
 -- Atomic: the server runs the whole script before any other command. A full Redis runs it: the
 -- worker is there to make room.
-local metrics, rq_worker = unpack(KEYS)
+local status, rq_worker = unpack(KEYS)
 local about, milliseconds, state, current, now_text, seconds = unpack(ARGV)
 
-redis.call('SET', metrics, about, 'PX', milliseconds)
+redis.call('SET', status, about, 'PX', milliseconds)
 if state == '' then return nil end
 redis.call('HSET', rq_worker, 'last_heartbeat', now_text, 'state', state)
 if current == '' then

@@ -48,7 +48,7 @@ class Recovering(FakeBackend):
 def test_jobs_of_a_sick_worker_wait_for_its_recovery(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.store.presence.METRICS_SECONDS", 60.0)  # each check reads them
+    monkeypatch.setattr("jobs.store.presence.STATUS_LEASES", 60.0)  # each check reads them
     caplog.set_level(logging.INFO)
     jobs = site.submit_many([f"q{i}" for i in range(40)])
     backend = Recovering(failures=4)

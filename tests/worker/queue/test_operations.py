@@ -26,8 +26,8 @@ from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import Site
 from worker.backend import Outcome, Sink
-from worker.queue.metrics import Metrics
 from worker.queue.served import Served
+from worker.queue.worker_status import WorkerStatus
 
 
 class LengthRequest(Checked):
@@ -125,7 +125,7 @@ def test_jobs_of_another_operation_end_beside_chats(
 ) -> None:
     first, chat, second = lengths("a", "bcd"), site.submit(), lengths("ef")
     backend = Measuring()
-    published = Metrics(backend, Served()).read(time.monotonic())
+    published = WorkerStatus(backend, Served()).read(time.monotonic())
     assert published["funcs"] == sorted((CHAT.func, SCORE.func, LENGTHS.func))
     site.burst(backend)
     assert backend.costs == [2, 1]

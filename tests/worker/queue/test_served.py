@@ -15,9 +15,9 @@ from tests.worker.fake_backend import FakeBackend
 from tests.worker.site import Site
 from worker.model_spec import ModelSpec
 from worker.queue.attempt import make_attempt
-from worker.queue.metrics import Metrics
 from worker.queue.served import Served
 from worker.queue.stages import Stages
+from worker.queue.worker_status import WorkerStatus
 
 QUEUES = [f"{kind}:{name}" for kind in ("chat", "bulk") for name in ("org/one", "one")]
 MORE = [f"{kind}:{name}" for kind in ("chat", "bulk") for name in ("org/one", "two", "one")]
@@ -70,10 +70,10 @@ def test_presence_status_and_leases_name_the_models_of_the_moment(site: Site) ->
     store = JobStore(site.redis, served, "w1", worker_key("w1"))
     presence = Presence(site.redis, store.queues, "w1", 12.0)
     workers = Workers(site.url, "w1", store.queues, 5.0)
-    metrics = Metrics(backend, served)
+    status = WorkerStatus(backend, served)
     try:
         presence.birth()
-        before = metrics.read(time.monotonic())
+        before = status.read(time.monotonic())
         assert (before["models"], before["names"]) == (["one"], ["one", "org/one"])
         assert list(before["room"]) == [
             keys.queue(name, kind)
@@ -82,7 +82,7 @@ def test_presence_status_and_leases_name_the_models_of_the_moment(site: Site) ->
         ]
         lock = keys.upkeep(store.queues)
         served.add(two)
-        after = metrics.read(time.monotonic())
+        after = status.read(time.monotonic())
         assert (after["models"], after["names"]) == (["one", "two"], ["one", "org/one", "two"])
         assert set(after["room"]) == set(MORE)
         moved = {f"{queue} worker.tasks.score" for queue in MORE}
@@ -93,11 +93,11 @@ def test_presence_status_and_leases_name_the_models_of_the_moment(site: Site) ->
         assert all(of_queue(site, queue) == {b"rq:worker:w1"} for queue in MORE)
         assert site.redis.hget("rq:worker:w1", "current_job") == b"a"
         served.remove("two")
-        presence.report(metrics.read(time.monotonic()), ["a"])
+        presence.report(status.read(time.monotonic()), ["a"])
         assert of_queue(site, "chat:two") == of_queue(site, "bulk:two") == set()
         assert all(of_queue(site, queue) == {b"rq:worker:w1"} for queue in QUEUES)
         served.add(two)
-        presence.report(metrics.read(time.monotonic()), [])
+        presence.report(status.read(time.monotonic()), [])
         workers.leave()
         assert not any(of_queue(site, queue) for queue in MORE)
     finally:

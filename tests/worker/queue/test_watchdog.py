@@ -1,4 +1,4 @@
-"""When a worker counts as hanging, and the metrics that it publishes."""
+"""When a worker counts as hanging, and the status that it publishes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from jobs import JobError
 from worker.backend import Health, MemoryUse
-from worker.queue.metrics import Metrics
 from worker.queue.served import Served
 from worker.queue.watchdog import Watchdog
+from worker.queue.worker_status import WorkerStatus
 
 
 class Engine:
@@ -93,17 +93,17 @@ def test_a_dead_engine_is_an_error(engine: Engine, watchdog: Watchdog) -> None:
     engine.state = replace(engine.state, alive=False, error="out of memory")
     assert not hangs(watchdog, time.monotonic() + 1000)  # its jobs can be returned
     with pytest.raises(JobError, match="engine thread died: out of memory"):
-        Metrics(engine, Served()).read(time.monotonic())  # type: ignore[arg-type]
+        WorkerStatus(engine, Served()).read(time.monotonic())  # type: ignore[arg-type]
 
 
 def test_the_figures_have_load_and_speed_since_the_last_call(engine: Engine) -> None:
-    metrics = Metrics(engine, Served())  # type: ignore[arg-type]
+    status = WorkerStatus(engine, Served())  # type: ignore[arg-type]
     start = time.monotonic()
-    metrics.read(start)
+    status.read(start)
     engine.state = replace(engine.state, progress=2, running=3, waiting=4, tokens_generated=50)
-    assert metrics.read(start + 2)["tokens_per_second"] == 25.0
+    assert status.read(start + 2)["tokens_per_second"] == 25.0
     engine.state = replace(engine.state, progress=3, tokens_generated=60)
-    report = metrics.read(start + 3)
+    report = status.read(start + 3)
     assert report["tokens_per_second"] == 10.0
     assert (report["running"], report["waiting"]) == (3, 4)
     assert report["tokens"] == 60

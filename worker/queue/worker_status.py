@@ -1,4 +1,5 @@
-"""The status that a worker publishes: models, device, memory, speed."""
+"""The status that a worker publishes: models, device, memory, speed. jobs/store/presence.py writes
+it to Redis, and jobs/store/worker_status.py reads it."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from worker.processes.resident import resident_bytes
 from worker.queue.served import Served
 
 
-class Metrics:
-    """The metrics of a backend. The speed is the one since the last call of `read`.
+class WorkerStatus:
+    """The status of one worker. Its speed is the one since the last call of `read`.
 
     models: their owner may change them. results: the state of the worker's recorder; None if it
     writes no rows. residency: what the worker says of models that come and go.
@@ -37,7 +38,7 @@ class Metrics:
     def read(
         self, now: float, sick: str = "", pause: str = "", *, claims: bool = True
     ) -> dict[str, Any]:
-        """The metrics at the monotonic time `now`. Why the worker claims no jobs for a while:
+        """The status at the monotonic time `now`. Why the worker claims no jobs for a while:
         `sick` because it fails them, `pause` for another reason; `claims`: False once it stops.
         Raises JobError if the engine's thread has died."""
         health = self._backend.health()
