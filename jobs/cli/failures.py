@@ -204,7 +204,7 @@ def to_failure(error: Exception) -> Failure:
     if isinstance(error, OSError):
         from pathlib import Path
 
-        from jobs.record.disk_faults import explain, is_full
+        from jobs.disk_faults import explain, is_full
 
         if error.filename and is_full(error):
             return Unavailable(explain(error, Path(error.filename)))

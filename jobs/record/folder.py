@@ -17,8 +17,8 @@ from pathlib import Path
 import redis
 
 from jobs import keys
+from jobs.disk_faults import FolderLost, explain, is_full
 from jobs.errors import JobError
-from jobs.record.disk_faults import FolderLost, explain, is_full
 from jobs.store.results_folder import (
     ID_FILE,
     FolderRecord,

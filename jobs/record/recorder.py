@@ -21,10 +21,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from jobs.disk_faults import explain, fails_all
 from jobs.embedded import HASH_BYTES
 from jobs.keys import RUN_ID
 from jobs.operations import rows_of
-from jobs.record.disk_faults import explain, fails_all
 from jobs.record.folder import ResultsFolder
 from jobs.results import outbox
 from jobs.results.files import SAMPLES, table_of, write_part

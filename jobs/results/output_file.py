@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from jobs.disk_faults import is_full
 from jobs.errors import invalid
-from jobs.record.disk_faults import is_full
 
 
 def check_output(path: Path) -> None:

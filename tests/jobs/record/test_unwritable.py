@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from jobs import keys
+from jobs.disk_faults import explain
 from jobs.record import recorder as module
-from jobs.record.disk_faults import explain
 from tests.disks import Disk
 from tests.jobs.record.outboxes import RUN, fill, numbers
 from tests.jobs.record.status import assert_rows_wait, errors, status, write_one

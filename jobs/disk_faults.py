@@ -1,4 +1,4 @@
-"""Explains OSErrors of the results folder: the path, the reason and what to do."""
+"""Explains OSErrors of folders that are written to: the path, the reason and what to do."""
 
 from __future__ import annotations
 
