@@ -56,7 +56,9 @@ def read_answers(rows: Any) -> tuple[Answers, ...]:
     names = ["model", *ModelVersion._fields]
     is_answer = (pc.field("status") == "ok") & pc.field("model_fingerprint").is_valid()
     counts: Counter[tuple[str, ModelVersion]] = Counter()
-    for batch in rows.to_batches(columns=names, filter=is_answer):
+    # The metadata of a file is about half a megabyte, and a run may have thousands of files.
+    batches = rows.to_batches(columns=names, filter=is_answer, cache_metadata=False)
+    for batch in batches:
         table = pa.Table.from_batches([batch]).group_by(names, use_threads=False)
         for group in table.aggregate([([], "count_all")]).to_pylist():
             counts[group["model"], ModelVersion.of(group)] += group["count_all"]
