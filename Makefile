@@ -73,6 +73,7 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.submit
 	$(BIN)/python -m bench.scoring
 	$(BIN)/python -m bench.likelihood
+	$(BIN)/python -m bench.score_queue
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.prefix
 	$(BIN)/python -m bench.speculative
