@@ -24,6 +24,7 @@ from bench.harness import alternate, median, report, seconds, wait_for_worker
 from jobs import Client
 from jobs.api.score_request import ScoreRequest
 from jobs.embedded import EmbeddedRedis
+from jobs.runs.packs import LIMITS
 from worker import Engine
 from worker.local.collect import CollectingSink
 from worker.processes.tuning import freeze_gc_heap
@@ -31,7 +32,6 @@ from worker.scoring.generation import start_scoring
 
 COMMAND = str(Path(sys.executable).with_name("chatjobs"))
 TOKENS = 30
-ITEMS = 64  # of a job, as `chatjobs run` packs rows
 WORDS = ["the", "dog", "sleeps", "near", "a", "river", "while", "seven", "birds", "count", "stones"]
 LOADING_SECONDS = 120.0
 
@@ -48,8 +48,8 @@ def make_rows(engine: Engine, count: int, seed: int) -> list[dict[str, Any]]:
 
 def score(engine: Engine, rows: list[dict[str, Any]]) -> None:
     """All rows, as soon as the engine takes them."""
-    for begin in range(0, len(rows), ITEMS):
-        items = [{"type": "loglikelihood", **row} for row in rows[begin : begin + ITEMS]]
+    for begin in range(0, len(rows), LIMITS.items):
+        items = [{"type": "loglikelihood", **row} for row in rows[begin : begin + LIMITS.items]]
         sink = CollectingSink()
         for _ in start_scoring(engine._core, ScoreRequest(model="demo", items=items), sink):
             pass  # each item

@@ -1,4 +1,4 @@
-"""Whether a run may go on, and its state: what `chatjobs run` notes in run.json.
+"""Decides whether a run may go on, and keeps its state in run.json for `chatjobs run`.
 
 The configuration is all that decides on the answers. A run whose configuration has changed is not
 continued: its rows would not be comparable.

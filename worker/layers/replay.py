@@ -26,8 +26,8 @@ from worker.layers.rope import Rope, Rotation
 
 MOST_STEPS = 64  # that are kept
 MOST_FORMS = 1024  # that are counted
-# Recording a step takes about as much longer than computing it as four replays save, so only forms
-# that come often are worth it: chunks of prompts have as many forms as prompts have lengths.
+# Recording a step takes about as long as seven replays, so only forms that come often are worth it:
+# chunks of prompts have as many forms as prompts have lengths.
 RECORDED_AT = 5  # computations of a form that end with a recording
 ATTENDED = (FullKVCache, WindowKVCache)  # caches that kernels read
 
