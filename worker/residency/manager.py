@@ -169,7 +169,8 @@ class Residency:
         self._renew_at = -inf  # monotonic
         self._stopped = False
         self._evictions = self._swaps = 0
-        self._target_since: float | None = None  # monotonic: models make room for one, or it loads
+        # Monotonic: since then this worker brings the leased model in, or makes room for it.
+        self._target_since: float | None = None
 
     # --- what others ask --------------------------------------------------------------------------
 
@@ -409,12 +410,13 @@ class Residency:
         )
 
     def _carry_out(self, plan: Plan, now: float) -> None:
+        before = self._leased
         self._take_lease_of(plan.target, now)
-        if plan.target is None:
+        if self._leased is None:
             self._target_since = None
-        elif self._target_since is None:
+        elif self._target_since is None or self._leased != before:
             self._target_since = now
-        if plan.target is not None and self._leased != plan.target:
+        if plan.target is not None and self._leased is None:
             self._models[plan.target].may_load_at = now + BACKOFF_SECONDS[0]
             return  # another worker brings it in
         for name, one in self._models.items():

@@ -23,9 +23,9 @@ BUDGET = 150
 
 
 class Worker:
-    """A worker with a budget for one of two models."""
+    """A worker with a budget for one of two models, or of others."""
 
-    def __init__(self, **residences: Residence) -> None:
+    def __init__(self, *names: str, **residences: Residence) -> None:
         self.backend, self.served, self.now = FakeBackend(budget=BUDGET), Served(), 1000.0
         self.queues: dict[str, Waiting] = {}
         self.running: dict[str, int] = {}
@@ -41,7 +41,7 @@ class Worker:
                 Share(90, 10, 20),
                 residences.get(name, Residence()),
             )
-            for name in ("one", "two")
+            for name in names or ("one", "two")
         ]
         for model in models:
             self.served.register(model.name, model.names)
@@ -91,7 +91,8 @@ class Worker:
 
     def load(self, name: str) -> None:
         self.queues = {name: Waiting(1, 0.0)}
-        assert self.round()[["one", "two"].index(name)] == "ready"
+        states = dict(zip([one.name for one in self.models], self.round(), strict=True))
+        assert states[name] == "ready"
         self.queues = {}
 
 
@@ -173,6 +174,43 @@ def test_the_lease_is_renewed_while_a_load_lasts(
     assert worker.leases == {"two": "mine"}
     go.set()
     assert worker.round() == ["cold", "ready"]
+
+
+def test_the_load_path_is_blocked_only_while_this_worker_brings_a_model_in(worker: Worker) -> None:
+    def blocked() -> float:
+        return worker.residency.figures().blocked_seconds
+
+    worker.load("one")
+    worker.running = {"one": 1}
+    worker.queues, worker.leases["two"] = {"two": Waiting(1, 99.0)}, "other"
+    for _ in range(5):
+        assert worker.round() == ["ready", "cold"]
+        worker.now += 0.25
+        assert blocked() == 0.0  # another worker brings it in
+    worker.leases.clear()
+    while worker.round() != ["draining", "cold"]:
+        assert blocked() == 0.0
+    since = worker.now
+    assert worker.round(4.0) == ["draining", "cold"] and blocked() == worker.now - since == 4.0
+    worker.leases["two"] = "other"  # its lease has expired
+    worker.round()
+    assert blocked() == 0.0
+    worker.queues, worker.running, worker.leases = {}, {}, {}
+    worker.round()
+    worker.load("two")
+    assert blocked() == 0.0
+
+
+def test_the_load_path_is_blocked_for_each_model_from_its_own_lease_on() -> None:
+    worker = Worker("one", "two", "three")
+    worker.load("one")
+    worker.running, worker.queues = {"one": 1}, {"two": Waiting(1, 99.0)}
+    assert worker.round() == ["draining", "cold", "cold"]
+    worker.queues = {"three": Waiting(1, 99.0)}
+    assert worker.round(5.0) == ["draining", "cold", "cold"]
+    assert worker.leases == {"three": "mine"}
+    assert worker.residency.figures().blocked_seconds == 0.0
+    worker.backend.close()
 
 
 def loads_fail(worker: Worker, times: int) -> list[float]:
