@@ -54,6 +54,12 @@ class Usage(Wire):
     total_tokens: int
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
+    peak_memory_mb: int | None = None  # that the device had in use while the job ran
+
+    @classmethod
+    def in_mb(cls, nbytes: int) -> int | None:
+        """A `peak_memory_mb`, rounded up; None for 0, if nothing ran."""
+        return -(-nbytes // 10**6) or None
 
 
 class AssistantMessage(Wire):

@@ -56,6 +56,7 @@ class OutboxEntry(TypedDict):
     finished_at: float | None
     worker: str | None  # name of the worker
     host: str | None
+    peak_memory_mb: int | None  # `Usage.peak_memory_mb`
     provenance: dict[str, Any] | None  # fields of the model's worker.backend.ModelInfo
 
 
@@ -81,6 +82,7 @@ def outbox_entry(
     finished_at: float | None = None,
     worker: str | None = None,
     host: str | None = None,
+    peak_memory_mb: int | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> OutboxEntry:
     """The entry of an ended job; run and row index come from its request.
@@ -118,6 +120,7 @@ def outbox_entry(
         finished_at=finished_at,
         worker=worker,
         host=host,
+        peak_memory_mb=peak_memory_mb,
         provenance=provenance,
     )
 

@@ -109,6 +109,7 @@ def shared_columns(entry: OutboxEntry) -> Row:
         "failures": [_failure(one) for one in as_objects(entry.get("failures"))],
         "worker_id": as_text(entry.get("worker")),
         "host": as_text(entry.get("host")),
+        "peak_memory_mb": as_int(entry.get("peak_memory_mb"), 32),
         **_times(entry),
         **_sampling(entry, request),
         **provenance_columns(as_object(entry.get("provenance"))),

@@ -141,6 +141,9 @@ USAGE = [
     ),
     _optional("accepted_tokens", pa.int32(), "tokens of the draft that were right"),
     _optional("draft_steps", pa.int32(), "steps in which tokens of the draft were verified"),
+    _optional(
+        "peak_memory_mb", pa.int32(), "MB that the device had in use at most while the job ran"
+    ),
 ]
 TIMINGS = [
     _optional("enqueued_at", TIME, "when the job was submitted"),

@@ -212,6 +212,7 @@ class JobEnd:
             self.job,
             self.status,
             answer=self.answer.text if self.answer is not None else None,
+            peak_memory_mb=self.answer.peak_memory_mb if self.answer is not None else None,
             error=encodable(str(self.error)) if self.error is not None else None,
             worker=self.worker,
             execution=self.execution,

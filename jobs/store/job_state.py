@@ -192,10 +192,11 @@ def read_outcome(
         raise state.error
     newest = command("xrevrange", rq_layout.results_key(state.id), count=1)
     entries = yield from retry(newest, deadline)
-    value, failure = None, None
+    value, failure, peak = None, None, None
     if entries:
         try:
             value, failure = rq_layout.read_result(state.id, *entries[0])
+            peak = rq_layout.read_peak(entries[0][1])
         except Exception:  # of RQ, for a result that no worker has written
             raise JobError(
                 "internal",
@@ -209,11 +210,14 @@ def read_outcome(
     if value is None:
         raise JobError("internal", f"job {state.id} has finished, but its result has expired")
     try:
-        return result_of(value)
+        result = result_of(value)
     except ValidationError:
         raise JobError(
             "internal", f"job {state.id} has a result that is neither a chat completion nor scores"
         ) from None
+    if result.usage is not None and peak is not None:
+        result.usage.peak_memory_mb = peak
+    return result
 
 
 def completion_of(job_id: str, result: ChatCompletion | ScoreResult) -> ChatCompletion:

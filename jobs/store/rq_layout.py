@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain
@@ -51,6 +51,8 @@ LOST_AT = "chatjobs_lost_at"  # seconds since the epoch: the last of these death
 GROUP = "chatjobs_group"  # group of suspects that it is run with
 MACHINE_ERRORS = "chatjobs_machine_errors"  # attempts that ended because of their worker's machine
 RETRIED = "chatjobs_retried"  # retries used after errors
+
+PEAK = "chatjobs_peak_memory_mb"  # of a result: `Usage.peak_memory_mb`
 
 # Fields of a job's hash that clients read: those of each look at it, and the rest.
 CHANGING_FIELDS = ("status", ATTEMPT, ERROR, ROW)
@@ -260,6 +262,7 @@ def result_fields(
     end: End,
     *,
     answer: str | None = None,
+    peak_memory_mb: int | None = None,
     error: str | None = None,
     worker: str = "",
     execution: str | None = None,
@@ -275,7 +278,8 @@ def result_fields(
         serializer=JSONText,
         execution_id=execution,
     )
-    return list(chain.from_iterable(result.serialize().items()))
+    own = {} if peak_memory_mb is None else {PEAK: peak_memory_mb}  # RQ ignores it
+    return list(chain.from_iterable({**result.serialize(), **own}.items()))
 
 
 def read_result(job_id: str, entry_id: bytes, fields: dict[bytes, bytes]) -> tuple[Any, str | None]:
@@ -288,6 +292,12 @@ def read_result(job_id: str, entry_id: bytes, fields: dict[bytes, bytes]) -> tup
         serializer=JSONText,
     )
     return result.return_value, result.exc_string
+
+
+def read_peak(fields: Mapping[bytes, bytes]) -> int | None:
+    """The `peak_memory_mb` of an entry of the results stream; None from an older worker."""
+    text = fields.get(PEAK.encode(), b"")
+    return int(text) if text.isdigit() and len(text) < 10 else None
 
 
 def is_abandoned(failure: str) -> bool:

@@ -25,6 +25,7 @@ class Answer(NamedTuple):
     text: str  # JSON
     finish_reason: FinishReason
     usage: dict[str, Any] | None  # JSON form of `Usage`
+    peak_memory_mb: int | None = None  # of the usage; beside `text`, not in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,9 @@ def settlement_of(
     if failures is None:
         failures = failed_attempts(claimed, error, worker)
     content = answer.to_dict() if answer is not None else None
+    usage = content.get("usage") if content is not None else None
+    # Clients of 0.2.0 refuse a completion with a field that they do not know.
+    peak = usage.pop("peak_memory_mb", None) if usage is not None else None
     entry = outbox.outbox_entry(
         claimed.lease.job,
         claimed.request,
@@ -97,14 +101,14 @@ def settlement_of(
         first_token_at=_by_redis(claimed, first_token_at),
         finished_at=_by_redis(claimed, finished_at or clock.now()),
         worker=worker,
+        peak_memory_mb=peak,
         **generated,
     )
     text = to_json(content)
     is_whole = content is not None and entry["completion"] is content  # else without content
     result: Answer | None = None
     if answer is not None and error is None:
-        usage = answer.usage
-        result = Answer(text, answer.finish_reason, usage.to_dict() if usage is not None else None)
+        result = Answer(text, answer.finish_reason, usage, peak)
     return Settlement(
         claimed=claimed,
         run=entry["run"],

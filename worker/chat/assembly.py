@@ -53,6 +53,7 @@ class SequenceEnd(NamedTuple):
     first_token_at: float | None  # of the request
     cached_tokens: int  # of the prompt
     acceptance: Acceptance | None  # None: the model runs without a draft
+    peak_bytes: int = 0  # of memory in use; 0: it was in no step
     prompt_logprobs: Sequence[Sequence[TokenScore]] = ()  # at each position, if it collected them
 
 
@@ -257,6 +258,7 @@ class ChatAssembly:
                     cached_tokens=min(end.cached_tokens for end in ends)
                 ),
                 completion_tokens_details=details,
+                peak_memory_mb=Usage.in_mb(max(end.peak_bytes for end in ends)),
             ),
             system_fingerprint=self._fingerprint,
             prompt_logprobs=self._scored_prompt(ends[0]),

@@ -91,6 +91,7 @@ class ChatGeneration:
             first_token_at=self._first_token_at,
             cached_tokens=sequence.cached_tokens or 0,
             acceptance=sequence.acceptance if self._drafts else None,
+            peak_bytes=sequence.peak_bytes,
             prompt_logprobs=scores.positions if scores is not None and not choice else (),
         )
 

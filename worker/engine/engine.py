@@ -21,6 +21,7 @@ from worker.cache.prefix_cache import PrefixCache
 from worker.cache.sizes import CacheSizes
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import Device, Held, computing, threads_of
+from worker.engine.memory_meter import memory_meter
 from worker.engine.recovery import Changes, first_line, reason_of
 from worker.engine.runner import ModelRunner, Sample, StorageError
 from worker.engine.scheduler import Scheduler
@@ -102,6 +103,7 @@ class EngineCore:
             speculation=self.speculation,
             not_finite=loaded.not_finite,
         )
+        self._meter = memory_meter(self.device)
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._changes = Changes(self._scheduler.reset)
         self._closed = False
@@ -216,13 +218,16 @@ class EngineCore:
         with self._computing(), self._changes.begin():
             try:
                 self._update_queue()
+                self._meter.begin()
                 plan = self._scheduler.schedule()
                 if not plan.spans:
                     self.runner.apply(plan.changes)
                     return False
                 self.steps += 1
                 logits = self.runner.forward(plan)
-                self._scheduler.commit(self.runner.sample(logits, self._scheduler.sampling()))
+                result = self.runner.sample(logits, self._scheduler.sampling())
+                self._scheduler.saw_memory(self._meter.peak())
+                self._scheduler.commit(result)
                 self.runner.apply(self.book.take_changes())
             except StorageError as error:
                 self._plan_smaller(error)
@@ -268,6 +273,7 @@ class EngineCore:
         self.speculation.close()
         self.book.close()
         self.runner.close()
+        self._meter.close()
         del self.loaded, self.state_of
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -127,6 +127,11 @@ class Scheduler:
         """The sampling inputs of the last plan."""
         return sampling_batch(self.scheduled)
 
+    def saw_memory(self, nbytes: int) -> None:
+        """Note for the sequences of the last plan how much memory its step had in use."""
+        for one in self.scheduled:
+            one.sequence.peak_bytes = max(one.sequence.peak_bytes, nbytes)
+
     def commit(self, result: StepResult) -> None:
         """Append the tokens that the last plan has drawn, count those that it has computed, and
         remove the sequences that ended."""

@@ -71,6 +71,7 @@ class Sequence:
         self.acceptance = Acceptance()
         self.slot: int | None = None
         self.started_at: float | None = None  # seconds since the epoch
+        self.peak_bytes = 0  # of memory in use, of the steps that have computed its tokens
         self.cancelled = False
         self.ended = False
         self.unsure = False  # a token was appended, and the listener may not know it

@@ -70,6 +70,7 @@ def _entry(row: BatchRow, outcome: Outcome, provenance: Mapping[str, Any]) -> Ou
         first_token_at=outcome.first_token_at,
         finished_at=outcome.finished_at or clock.now(),
         host=socket.gethostname(),
+        peak_memory_mb=answer.usage.peak_memory_mb if answer and answer.usage else None,
         provenance=dict(provenance),
     )
 

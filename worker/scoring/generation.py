@@ -227,6 +227,7 @@ class Scoring:
                 prompt_tokens_details=Usage.PromptDetails(
                     cached_tokens=sum(one.cached_tokens or 0 for one in sequences)
                 ),
+                peak_memory_mb=Usage.in_mb(max((one.peak_bytes for one in sequences), default=0)),
             ),
             system_fingerprint=self._fingerprint,
         )

@@ -86,6 +86,7 @@ def test_every_column_is_written_or_reserved_for_scoring():
         frequency_penalty=0.1,
         n=1,
     ).to_dict()
+    answered["peak_memory_mb"] = 512
     answered["request"] |= {"tools": [], "response_format": {"type": "json_object"}}
     completion: Any = answered["completion"]
     completion["usage"] |= {

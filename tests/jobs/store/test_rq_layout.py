@@ -100,6 +100,16 @@ def test_a_result_is_read_back() -> None:
         for name, value in zip(pairs[::2], pairs[1::2], strict=True)
     }
     assert rq_layout.read_result("j1", b"1-0", fields) == ({"a": 1}, None)
+    assert rq_layout.read_peak(fields) is None  # as of an older worker
+
+
+@pytest.mark.parametrize(
+    ("value", "peak"), [("12", 12), ("", None), ("x", None), ("-1", None), ("9" * 20, None)]
+)
+def test_a_peak_of_memory_is_read_back_and_anything_else_is_none(
+    value: str, peak: int | None
+) -> None:
+    assert rq_layout.read_peak({rq_layout.PEAK.encode(): value.encode()}) == peak
 
 
 @pytest.mark.parametrize("status", JobStatus, ids=str)

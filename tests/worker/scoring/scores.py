@@ -32,6 +32,13 @@ def started(parts: Generator[None, None, Scoring]) -> Scoring:
             return scoring
 
 
+def score_result(engine: Engine, *items: Any, **fields: Any) -> ScoreResult:
+    """The result of a job that has finished."""
+    outcome = outcome_of(engine, *items, **fields)
+    assert isinstance(outcome.result, ScoreResult), outcome.error
+    return outcome.result
+
+
 def outcome_of(engine: Engine, *items: Any, **fields: Any) -> Outcome:
     scoring, sink = start(engine, *items, **fields)
     while not scoring.done:
@@ -43,6 +50,4 @@ def outcome_of(engine: Engine, *items: Any, **fields: Any) -> Outcome:
 
 def score(engine: Engine, *items: Any, **fields: Any) -> list[ScoredItem]:
     """The results of items in a job that has finished."""
-    outcome = outcome_of(engine, *items, **fields)
-    assert isinstance(outcome.result, ScoreResult), outcome.error
-    return outcome.result.items
+    return score_result(engine, *items, **fields).items
