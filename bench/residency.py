@@ -36,9 +36,9 @@ from bench.serving import percentile
 from jobs import ChatRequest, Client, Results
 from jobs.api.job_options import JobOptions
 from jobs.embedded import EmbeddedRedis
+from worker.queue.model_state import State
 from worker.residency import manager
-from worker.residency.planner import Plan, plan
-from worker.residency.states import ModelView, State
+from worker.residency.planner import ModelView, Plan, plan
 
 RATIOS = ((1, 1), (4, 1), (16, 1))
 STEP_SECONDS, BATCH, STEPS = 0.02, 8, 10

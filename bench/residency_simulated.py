@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from bench.residency import BATCH, BUDGET, JOBS_PER_SECOND, POLICIES, RATIOS
 from bench.serving import percentile
+from worker.queue.model_state import State
 from worker.residency.manager import PLAN_SECONDS
-from worker.residency.states import ModelView, State
+from worker.residency.planner import ModelView
 
 TICK, SERVICE_SECONDS = 0.02, 0.2
 LOADS = ((0.5, 5.0), (2.0, 30.0))  # seconds of a load, and --max-wait

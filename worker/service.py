@@ -60,7 +60,7 @@ from worker.residency.commands import ModelCommands
 from worker.residency.downloads import DownloadCommands
 from worker.residency.manager import MAX_WAIT, Model, Residency, first_models
 from worker.residency.other_workers import OtherWorkers
-from worker.residency.states import Residence
+from worker.residency.policy import Residence
 
 logger = logging.getLogger(__name__)
 

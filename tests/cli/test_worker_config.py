@@ -15,7 +15,7 @@ from tests.cli.conftest import Run
 from worker.cli import options, worker_config
 from worker.cli.worker_config import ModelEntry, WorkerConfig, read_config, schema
 from worker.model_spec import ModelSpec
-from worker.residency.states import Residence
+from worker.residency.policy import Residence
 
 SCHEMA = Path(worker_config.__file__).with_name("worker-schema.json")
 FILE = """

@@ -16,7 +16,7 @@ from tests.worker.site import QUICK, Site, WorkerProcess
 from worker import tasks
 from worker.backend import Footprint
 from worker.model_spec import ModelSpec
-from worker.residency.states import Residence
+from worker.residency.policy import Residence
 from worker.service import serve
 
 

@@ -41,7 +41,7 @@ from worker.cli.options import (
 from worker.cli.private_redis import private_redis, private_redis_hint
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import NGRAM, ModelSpec
-from worker.residency.states import Residence
+from worker.residency.policy import Residence
 
 
 def _check_memory(

@@ -18,7 +18,7 @@ from jobs.errors import JobError, invalid
 from worker.cli.options import DEVICE
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
-from worker.residency.states import Residence, keep_alive_seconds
+from worker.residency.policy import Residence, keep_alive_seconds
 
 
 def _amount(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The models that a worker serves: their names, and which of them take jobs now."""
+"""The models that a worker serves: their names, and the state of each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jobs.errors import JobError
 from jobs.results.model_versions import ModelVersion
 from jobs.results.rows import provenance_columns
 from worker.backend import ModelInfo
+from worker.queue.model_state import State
 
 
 class Served(Mapping[str, str]):
@@ -17,47 +18,48 @@ class Served(Mapping[str, str]):
     model's own name, the reference that it is loaded by, and its aliases. Whoever needs the models
     asks it each time, and keeps no copy.
 
-    A model that is not in memory has queues as well, but is not open: no jobs are claimed for it.
-    The loop's thread changes the set; any thread may read it.
+    A model that is not in memory has queues as well. Jobs are claimed only for the models that are
+    ready: those are open. The loop's thread changes the set; any thread may read it.
     """
 
     def __init__(self, models: Iterable[ModelInfo] = ()) -> None:
-        # The rows of jobs that still run when their model is removed need its provenance.
         self.provenance: dict[str, dict[str, Any]] = {}
         # All of these are replaced, never changed.
         self._further: dict[str, tuple[str, ...]] = {}  # names, by the own name
         self._by_name: dict[str, str] = {}
-        self._open: frozenset[str] = frozenset()
+        self._states: dict[str, State] = {}
         self._refused: dict[str, JobError] = {}
         self._infos: dict[str, ModelInfo] = {}  # as of the last load
         for model in models:
             self.add(model)
 
     def register(self, name: str, further: Iterable[str]) -> None:
-        """Have queues for a model that is not in memory. `further`: its other names."""
-        self._set({**self._further, name: tuple(further)})
+        """Have queues for a model, which is cold. `further`: its other names."""
+        self.enter(name, State.COLD)  # first: another thread finds a state for each name
+        self._name(name, further)
 
     def add(self, model: ModelInfo, aliases: Iterable[str] = ()) -> None:
         """Serve a model that the backend has loaded. `aliases`: further names."""
         further = (model.reference, *aliases)
-        self.register(model.name, further)
+        self.enter(model.name, State.READY)
+        self._name(model.name, further)
         self.provenance |= dict.fromkeys((*further, model.name), asdict(model))
         self._infos = {**self._infos, model.name: model}
-        self.open(model.name)
 
-    def remove(self, name: str) -> None:
-        """Have no more queues for the model of this name."""
-        self.close(name)
-        self._set({one: names for one, names in self._further.items() if one != name})
+    def state(self, name: str) -> State:
+        """The state of the model with this own name."""
+        return self._states[name]
 
-    def open(self, name: str) -> None:
-        """Claim jobs for a model that is in memory."""
-        self.accept(name)
-        self._open |= {name}
+    def enter(self, name: str, state: State) -> None:
+        """Change the state of a model. One that takes memory is not refused any more."""
+        if state.resident:
+            self.accept(name)
+        self._states = {**self._states, name: state}
 
-    def close(self, name: str) -> None:
-        """Claim no more jobs for a model."""
-        self._open -= {name}
+    @property
+    def states(self) -> dict[str, State]:
+        """The state of each model, by its own name."""
+        return self._states
 
     def refuse(self, name: str, error: JobError) -> None:
         """Claim the jobs of a model that can't be loaded, and fail them."""
@@ -73,7 +75,7 @@ class Served(Mapping[str, str]):
 
     def is_open(self, name: str) -> bool:
         """True if jobs are claimed for a model; `name`: any of its names."""
-        return self._by_name.get(name) in self._open
+        return name in self.open_names
 
     @property
     def about(self) -> dict[str, dict[str, Any]]:
@@ -84,7 +86,6 @@ class Served(Mapping[str, str]):
                 "weight_bytes": info.weight_bytes,
             }
             for name, info in self._infos.items()
-            if name in self._further
         }
 
     @property
@@ -96,22 +97,24 @@ class Served(Mapping[str, str]):
     @property
     def open_models(self) -> list[ModelInfo]:
         """The models whose jobs are claimed to run, as of their last load."""
-        return [info for name, info in self._infos.items() if name in self._open]
+        return [info for name, info in self._infos.items() if self._states[name] is State.READY]
 
     @property
     def open_names(self) -> dict[str, str]:
         """The own name of each model whose jobs are claimed to run, by each name of it."""
-        return {name: own for name, own in self._by_name.items() if own in self._open}
+        return {
+            name: own for name, own in self._by_name.items() if self._states[own] is State.READY
+        }
 
     @property
     def refused_names(self) -> dict[str, str]:
         """The own name of each model whose jobs are claimed to fail, by each name."""
         return {name: own for name, own in self._by_name.items() if own in self._refused}
 
-    def _set(self, further: dict[str, tuple[str, ...]]) -> None:
-        self._further = further
-        by_others = {other: name for name, others in further.items() for other in others}
-        self._by_name = by_others | {name: name for name in further}
+    def _name(self, name: str, further: Iterable[str]) -> None:
+        self._further = {**self._further, name: tuple(further)}
+        by_others = {other: own for own, others in self._further.items() for other in others}
+        self._by_name = by_others | {own: own for own in self._further}
 
     def __getitem__(self, name: str) -> str:
         return self._by_name[name]

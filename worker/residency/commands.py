@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jobs.errors import invalid
+from worker.queue.model_state import State
 from worker.queue.operator_commands import Facts, Handler, Task
 from worker.residency.manager import Residency
-from worker.residency.states import State
 
 
 class ModelCommands:

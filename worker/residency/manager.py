@@ -1,8 +1,9 @@
 """Brings models into memory and unloads them while a worker serves.
 
-The loop's thread calls `step` in each round. It owns the state of every model, and carries out what
-the planner says. A swap runs on a thread of its own: it unloads first, then loads, so that two
-models never share memory that one of them needs. Streams, cancellations and leases go on meanwhile.
+The loop's thread calls `step` in each round. It changes the state of every model, and carries
+out what the planner says. A swap runs on a thread of its own: it unloads first, then loads, so that
+two models never share memory that one of them needs. Streams, cancellations and leases go on
+meanwhile.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from jobs.store.waiting import Waiting
 from worker.backend import ModelInfo, SwappingBackend
 from worker.model_spec import ModelSpec
 from worker.queue.load_figures import LoadFigures
+from worker.queue.model_state import State
 from worker.queue.served import Served
 from worker.residency.budget import Share, size
-from worker.residency.planner import Plan, plan
-from worker.residency.states import ModelView, Residence, State
+from worker.residency.planner import ModelView, Plan, plan
+from worker.residency.policy import Residence
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +72,12 @@ class Elsewhere(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Model:
-    """A model that the worker may serve."""
+    """A model that the worker may serve. Its state is that of worker/queue/served.py."""
 
     name: str
     spec: ModelSpec
     share: Share
     residence: Residence
-    state: State = State.COLD
     changed_at: float = -inf  # monotonic: of its last load or unload
     load_seconds: float = 0.0
     failures: int = 0  # of loads, in a row
@@ -179,14 +180,13 @@ class Residency:
         unloads, the names for which it claims no jobs now, and those whose last loads have failed.
         """
         models = self._models.values()
-        closed = {name for one in models if one.state is not State.READY for name in one.names}
         failing = {name for one in models if one.failures >= FAILED_LOADS for name in one.names}
         return {
-            "states": {one.name: one.state.value for one in models},
+            "states": {name: state.value for name, state in self._served.states.items()},
             "about": {one.name: one.about for one in models},
             "loads": sum(one.loads for one in models),
             "evictions": self._evictions,
-            "closed": sorted(closed),
+            "closed": sorted(set(self._served).difference(self._served.open_names)),
             "failing": sorted(failing),
         }
 
@@ -211,9 +211,7 @@ class Residency:
     @property
     def settled(self) -> bool:
         """True unless a model is on its way into memory or out of it."""
-        return self._swap is None and not any(
-            one.state is State.DRAINING for one in self._models.values()
-        )
+        return self._swap is None and State.DRAINING not in self._served.states.values()
 
     def stop(self) -> None:
         """Bring no more models in. A load that runs goes on."""
@@ -233,16 +231,16 @@ class Residency:
         )
 
     def state(self, name: str) -> State:
-        return self._models[name].state
+        return self._served.state(name)
 
     def facts(self, name: str) -> dict[str, Any]:
         one = self._models[name]
-        return {"model": name, "state": one.state.value, "pinned": one.residence.pin}
+        return {"model": name, "state": self.state(name).value, "pinned": one.residence.pin}
 
     def request_load(self, name: str) -> None:
         """Bring a model in, as for a job that has waited for too long."""
         one = self._models[name]
-        if one.state is not State.READY:
+        if self.state(name) is not State.READY:
             one.load_requested, one.error, one.may_load_at = True, None, -inf
         one.unload_requested = False
         self._next_plan = -inf
@@ -253,7 +251,7 @@ class Residency:
         if one.error is not None:
             one.load_requested = False
             raise one.error
-        if not one.load_requested and one.state is not State.READY:
+        if not one.load_requested and self.state(name) is not State.READY:
             raise JobError(
                 "unavailable", f"{name} is not loaded: a later command unloads it", "model"
             )
@@ -263,7 +261,7 @@ class Residency:
         one = self._models[name]
         if one.residence.pin:
             raise invalid(f"{name} is pinned: unpin it first", "model")
-        if one.state.resident:
+        if self.state(name).resident:
             one.unload_requested, one.load_requested = True, False
             self._next_plan = -inf
             self.check_unload(name)
@@ -272,7 +270,7 @@ class Residency:
         """Raise JobError if a model whose unload was requested has jobs, or is to stay after all.
         Jobs in its queues do not count while the worker claims none."""
         one = self._models[name]
-        if one.state is not State.READY:
+        if self.state(name) is not State.READY:
             return
         if not one.unload_requested:
             raise JobError(
@@ -346,7 +344,7 @@ class Residency:
     def _complete(self) -> bool:
         """True if all models are in memory, and stay."""
         return all(
-            one.state is State.READY
+            self.state(one.name) is State.READY
             and one.residence.keep_alive == inf
             and not one.unload_requested
             for one in self._models.values()
@@ -357,7 +355,8 @@ class Residency:
         over = swap.done.done()  # first: nothing is unloaded after it
         while swap.unloaded:
             one = swap.unloaded.popleft()
-            one.state, one.changed_at, one.unload_requested = State.UNLOADED, now, False
+            self._served.enter(one.name, State.UNLOADED)
+            one.changed_at, one.unload_requested = now, False
             self._evictions += 1
         if over:
             self._swap = None
@@ -367,9 +366,9 @@ class Residency:
 
     def _drained(self) -> bool:
         """True if models drain and have no jobs left."""
-        draining = [one for one in self._models.values() if one.state is State.DRAINING]
+        draining = [name for name in self._models if self.state(name) is State.DRAINING]
         running = self._jobs.running if draining else {}
-        return bool(draining) and not any(running.get(one.name) for one in draining)
+        return bool(draining) and not any(running.get(name) for name in draining)
 
     def _views(self, now: float) -> list[ModelView]:
         # A worker that claims nothing loads for operators only.
@@ -383,7 +382,7 @@ class Residency:
                 ModelView(
                     name=one.name,
                     nbytes=one.share.total,
-                    state=one.state,
+                    state=self.state(one.name),
                     pinned=one.residence.pin,
                     keep_alive=0.0 if one.unload_requested else one.residence.keep_alive,
                     queued=max(sum(w.jobs for w in found), one.load_requested),
@@ -404,7 +403,7 @@ class Residency:
         return any(
             waiting[name].jobs
             for one in self._models.values()
-            if not one.state.resident
+            if not self.state(one.name).resident
             for name in one.names
             if name in waiting
         )
@@ -420,13 +419,13 @@ class Residency:
             self._models[plan.target].may_load_at = now + BACKOFF_SECONDS[0]
             return  # another worker brings it in
         for name, one in self._models.items():
-            if one.state is State.READY and name in plan.drain:
+            state = self.state(name)
+            if state is State.READY and name in plan.drain:
                 logger.info("%s takes no more jobs, to make room for %s", name, plan.target)
-                one.state = State.DRAINING
-                self._served.close(name)
-            elif one.state is State.DRAINING and name not in (*plan.drain, *plan.unload):
-                one.state, one.load_requested = State.READY, False
-                self._served.open(name)
+                self._served.enter(name, State.DRAINING)
+            elif state is State.DRAINING and name not in (*plan.drain, *plan.unload):
+                one.load_requested = False
+                self._served.enter(name, State.READY)
                 self._on_ready()
         if plan.unload or plan.load is not None:
             self._begin(plan)
@@ -442,13 +441,11 @@ class Residency:
     def _begin(self, plan: Plan) -> None:
         unload = [self._models[name] for name in plan.unload]
         for one in unload:
-            self._served.close(one.name)
-            one.state = State.DRAINING
+            self._served.enter(one.name, State.DRAINING)
         load = None if plan.load is None else self._models[plan.load]
         if load is not None:
             logger.info("loading %s", load.name)
-            load.state = State.LOADING
-            self._served.accept(load.name)
+            self._served.enter(load.name, State.LOADING)
         self._swap = swap = Swap(unload, load, self._clock())
         threading.Thread(target=self._run, args=(swap,), name="residency", daemon=True).start()
 
@@ -489,7 +486,7 @@ class Residency:
         one = self._models[name]
         one.load_seconds, one.failures, one.loads = seconds, 0, one.loads + 1
         one.load_requested = False
-        one.state, one.changed_at = State.READY, self._clock()
+        one.changed_at = self._clock()
         self._served.add(info, one.spec.aliases)
         self._next_plan = one.changed_at + PLAN_SECONDS  # it claims first
         self._on_ready()
@@ -499,7 +496,7 @@ class Residency:
         one.failures += 1
         one.error, one.unload_requested = error, False
         pause = min(longest, first * 2 ** min(one.failures - 1, 20))
-        one.state = State.UNLOADED if one.loads else State.COLD
+        self._served.enter(one.name, State.UNLOADED if one.loads else State.COLD)
         one.may_load_at = now + pause
         logger.error("loading %s failed: %s (again in %.0f s)", one.name, error.message, pause)
         self._take_lease_of(None, now)  # another worker may try it

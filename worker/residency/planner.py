@@ -26,11 +26,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
-from worker.residency.states import ModelView, State
+from worker.queue.model_state import State
 
 MIN_LOADS = 3.0  # loads of a model that its residence lasts, at least, while it has jobs
 SPARE_LOADS = 1.0  # loads that a job waits before a second worker brings its model in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView:
+    """One model at the time of a plan. Times are in seconds."""
+
+    name: str
+    nbytes: int  # its share of the budget
+    state: State
+    pinned: bool = False
+    keep_alive: float = inf
+    queued: int = 0  # jobs in its queues
+    oldest: float = 0.0  # how long the first of them has waited
+    running: int = 0  # jobs here
+    load_seconds: float = 1.0  # of its last load, else an estimate
+    since: float = inf  # resident: since it was loaded; else: since it was unloaded
+    idle: float = 0.0  # since its last job ended
+    may_load: bool = True  # False after a load that failed, or while another worker loads it
+    elsewhere: bool = False  # another worker takes its jobs
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queued or self.running)
+
+    @property
+    def waits(self) -> float:
+        """How long its first job has waited for the model: time in which the model was in memory is
+        time in which the job waited for other jobs."""
+        return min(self.oldest, self.since)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A model that is added to or removed from the set of a worker is seen by all who ask."""
+"""A model that is added to the set of a worker, or changes its state, is seen by all who ask."""
 
 from __future__ import annotations
 
@@ -8,24 +8,20 @@ import pytest
 
 from jobs import keys
 from jobs.api.request import ChatRequest
+from jobs.errors import JobError
 from jobs.store.job_store import JobStore
-from jobs.store.presence import Presence
-from jobs.store.workers import Workers, worker_key
+from jobs.store.workers import worker_key
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.site import Site
 from worker.model_spec import ModelSpec
 from worker.queue.attempt import make_attempt
+from worker.queue.capacity import Capacity
+from worker.queue.model_state import State
 from worker.queue.served import Served
 from worker.queue.stages import Stages
 from worker.queue.worker_status import WorkerStatus
 
-QUEUES = [f"{kind}:{name}" for kind in ("chat", "bulk") for name in ("org/one", "one")]
 MORE = [f"{kind}:{name}" for kind in ("chat", "bulk") for name in ("org/one", "two", "one")]
-
-
-def of_queue(site: Site, queue: str) -> set[bytes]:
-    """The workers of a queue, as RQ knows them."""
-    return site.redis.smembers(f"rq:workers:{queue}")
 
 
 def submit(site: Site, model: str, text: str) -> str:
@@ -50,29 +46,46 @@ def test_the_store_claims_for_the_models_of_the_moment(site: Site) -> None:
     assert claimed.lease.job == second
     assert store.model_of(claimed.lease) == ("two", False)
     assert make_attempt(claimed, served).request.model == "two"
-    served.remove("two")
-    third = submit(site, "two", "c")
-    assert not store.any_waiting() and store.claim(lambda *_: 9).jobs == []
-    assert served.provenance["two"]["name"] == "two"  # for jobs that still run
-    served.add(two)
-    assert [job.lease.job for job in store.claim(lambda *_: 9).jobs] == [third]
-    served.remove("one")
-    served.remove("two")
+
+
+def test_a_store_without_models_claims_nothing(site: Site) -> None:
+    submit(site, "one", "a")
+    store = JobStore(site.redis, Served(), "w1", worker_key("w1"))
     assert store.claim(lambda *_: 9).jobs == [] and not store.any_waiting()
     assert not store.any_unsettled() and store.suspects() == set()
     store.maintenance.step()
 
 
-def test_presence_status_and_leases_name_the_models_of_the_moment(site: Site) -> None:
+def test_jobs_are_claimed_for_a_model_only_while_it_is_ready() -> None:
+    backend = FakeBackend()
+    model = backend.load(ModelSpec(reference="org/one"))
+    served, names = Served(), {"org/one": "one", "one": "one"}
+    served.register("one", ["org/one"])
+
+    def room() -> int:
+        return Capacity(backend, served, single=False).of("org/one", bulk=False)
+
+    assert served.states == {"one": State.COLD} and served.open_names == {} and room() == 0
+    served.refuse("one", JobError("out_of_memory", "requested by the test"))
+    assert served.refusal("org/one") is not None
+    served.enter("one", State.LOADING)
+    assert served.refusal("org/one") is None and not served.is_open("org/one")
+    served.add(model)
+    assert served.open_names == names and served.open_models == [model] and room() == 8
+    for state in (State.DRAINING, State.UNLOADED):
+        served.enter("one", state)
+        assert served.open_names == {} and served.open_models == [] and room() == 0
+    assert dict(served) == names and served.provenance["org/one"]["name"] == "one"
+    backend.close()
+
+
+def test_status_and_locks_name_the_models_of_the_moment(site: Site) -> None:
     backend = FakeBackend()
     one, two = (backend.load(ModelSpec(reference=name)) for name in ("org/one", "two"))
     served = Served([one])
     store = JobStore(site.redis, served, "w1", worker_key("w1"))
-    presence = Presence(site.redis, store.queues, "w1", 12.0)
-    workers = Workers(site.url, "w1", store.queues, 5.0)
     status = WorkerStatus(backend, served)
     try:
-        presence.birth()
         before = status.read(time.monotonic())
         assert (before["models"], before["names"]) == (["one"], ["one", "org/one"])
         assert list(before["room"]) == [
@@ -88,20 +101,7 @@ def test_presence_status_and_leases_name_the_models_of_the_moment(site: Site) ->
         moved = {f"{queue} worker.tasks.score" for queue in MORE}
         assert set(store.queues) == set(MORE) | moved
         assert keys.upkeep(store.queues) != lock
-        assert of_queue(site, "chat:two") == set()
-        presence.report(after, ["a"])
-        assert all(of_queue(site, queue) == {b"rq:worker:w1"} for queue in MORE)
-        assert site.redis.hget("rq:worker:w1", "current_job") == b"a"
-        served.remove("two")
-        presence.report(status.read(time.monotonic()), ["a"])
-        assert of_queue(site, "chat:two") == of_queue(site, "bulk:two") == set()
-        assert all(of_queue(site, queue) == {b"rq:worker:w1"} for queue in QUEUES)
-        served.add(two)
-        presence.report(status.read(time.monotonic()), [])
-        workers.leave()
-        assert not any(of_queue(site, queue) for queue in MORE)
     finally:
-        workers.close()
         backend.close()
 
 

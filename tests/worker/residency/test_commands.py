@@ -9,9 +9,10 @@ import pytest
 from jobs.errors import JobError
 from jobs.store.waiting import Waiting
 from tests.worker.residency.test_manager import Worker
+from worker.queue.model_state import State
 from worker.queue.operator_commands import Facts, Task
 from worker.residency.commands import ModelCommands
-from worker.residency.states import Residence, State
+from worker.residency.policy import Residence
 
 MOST_ROUNDS = 100
 
@@ -50,7 +51,7 @@ def test_others_make_room_for_a_model_that_an_operator_loads(worker: Worker) -> 
     worker.queues = {"one": Waiting(3, 1.0)}
     worker.now += 1
     assert command(worker, "load")["state"] == "ready"
-    assert [one.state.value for one in worker.models] == ["unloaded", "ready"]
+    assert worker.states == ["unloaded", "ready"]
 
 
 def test_a_model_with_jobs_and_a_pinned_one_are_not_unloaded(worker: Worker) -> None:

@@ -17,7 +17,7 @@ from worker.queue.served import Served
 from worker.residency import manager
 from worker.residency.budget import Share
 from worker.residency.manager import Model, Residency, first_models
-from worker.residency.states import Residence
+from worker.residency.policy import Residence
 
 BUDGET = 150
 
@@ -77,6 +77,10 @@ class Worker:
     def release(self, model: str) -> None:
         assert self.leases.pop(model) == "mine"
 
+    @property
+    def states(self) -> list[str]:
+        return [self.served.state(one.name).value for one in self.models]
+
     # --- rounds -----------------------------------------------------------------------------------
 
     def round(self, seconds: float = 1.0) -> list[str]:
@@ -87,7 +91,7 @@ class Worker:
         if swap is not None:
             wait_until(swap.done.done)
             self.residency.step()
-        return [one.state.value for one in self.models]
+        return self.states
 
     def load(self, name: str) -> None:
         self.queues = {name: Waiting(1, 0.0)}

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.errors import JobError
-from worker.residency.planner import MIN_LOADS, Plan, plan
-from worker.residency.states import ModelView, State, keep_alive_seconds
+from worker.queue.model_state import State
+from worker.residency.planner import MIN_LOADS, ModelView, Plan, plan
+from worker.residency.policy import keep_alive_seconds
 
 BUDGET = 100
 MAX_WAIT = 30.0

@@ -11,7 +11,7 @@ from jobs.store.worker_status import read_workers
 from tests.worker.fake_backend import FakeBackend, FakeHandle
 from tests.worker.site import QUICK, Site
 from worker.model_spec import ModelSpec
-from worker.residency.states import Residence
+from worker.residency.policy import Residence
 from worker.service import serve
 
 BUDGET = 150  # for one of two models, which take 100 and a cache
