@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import redis
@@ -86,8 +85,7 @@ class Presence:
     ) -> None:
         self.name, self._lease_seconds = name, lease_seconds
         self._redis = client
-        self._queues = queues
-        self._worker = self._rq_worker()
+        self._worker = BaseWorker(list(queues), name=name, connection=client, serializer="json")
         self.control_channel: str = self._worker.pubsub_channel_name  # of RQ's stop-job, shutdown
         self._clock = RedisClock()
         self._birth = client.register_script(BIRTH)
@@ -96,18 +94,10 @@ class Presence:
         self._told_rq: str | int | None = 0  # the current job that RQ knows; 0 before the first
         self._tell_rq_at = 0.0  # monotonic
 
-    def _rq_worker(self) -> BaseWorker:
-        """RQ's worker of the queues that are served now."""
-        queues = list(self._queues)
-        return BaseWorker(queues, name=self.name, connection=self._redis, serializer="json")
-
     def birth(self) -> None:
-        """Register with RQ."""
-        self._register(now())
-
-    def _register(self, born: datetime) -> None:
+        """Register with RQ, as a worker of the queues that it serves for its whole life."""
         rq = self._worker
-        rq.birth_date, rq.last_heartbeat = born, now()
+        rq.birth_date = rq.last_heartbeat = now()
         fields = [part for field in rq.serialize().items() for part in field]
         self._birth(
             keys=[
@@ -120,7 +110,6 @@ class Presence:
     def report(self, status: Mapping[str, Any], jobs: Sequence[str]) -> None:
         """Publish what the worker says about itself, beside its name and process. `jobs`: ids of
         the jobs that it runs."""
-        self._follow_queues()
         about = {"name": self.name, "host": socket.gethostname(), "pid": os.getpid()}
         about |= {"lease_s": self._lease_seconds, "jobs": len(jobs)}
         about |= {"clock_behind": round(self._clock.behind), **status}
@@ -141,17 +130,6 @@ class Presence:
             self._clock.seen(float(time_of_redis))
         if tell_rq:
             self._told_rq, self._tell_rq_at = current, now + self._lease_seconds
-
-    def _follow_queues(self) -> None:
-        """Tell RQ of other queues, if the set that is served has changed."""
-        before, rq = set(self._worker.queue_names()), self._worker
-        if before == set(self._queues):
-            return
-        self._worker = self._rq_worker()
-        self._register(rq.birth_date or now())
-        self._told_rq = 0  # its hash is a new one
-        for queue in before - set(self._queues):
-            self._redis.srem(WORKERS_BY_QUEUE_KEY % queue, rq.key)
 
     def may_pause(self) -> bool:
         """True if `rq suspend` has suspended all workers, or rows wait for Parquet."""
