@@ -193,7 +193,7 @@ def serve(
                 backend,
                 served,
                 recording,
-                residency.report if residency else dict,
+                residency.status if residency else None,
             ),
             watchdog,
             Stages(client, store.queues),

@@ -78,15 +78,14 @@ class Served(Mapping[str, str]):
         return name in self.open_names
 
     @property
-    def about(self) -> dict[str, dict[str, Any]]:
-        """All names of each model that was loaded, and the bytes of its weights, by own names."""
-        return {
-            name: {
-                "names": sorted({name, *self._further[name]}),
-                "weight_bytes": info.weight_bytes,
-            }
-            for name, info in self._infos.items()
-        }
+    def names(self) -> dict[str, list[str]]:
+        """All names of each model, by its own name."""
+        return {name: sorted({name, *others}) for name, others in self._further.items()}
+
+    @property
+    def weight_bytes(self) -> dict[str, int]:
+        """The bytes of the weights of each model that was loaded, by its own name."""
+        return {name: info.weight_bytes for name, info in self._infos.items()}
 
     @property
     def versions(self) -> dict[str, ModelVersion]:

@@ -4,9 +4,9 @@ it to Redis, and jobs/store/worker_status.py reads it."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs import keys
 from jobs.errors import JobError
@@ -16,11 +16,28 @@ from worker.processes.resident import resident_bytes
 from worker.queue.served import Served
 
 
+class BudgetedModel(NamedTuple):
+    """A model of a worker with a budget. The names are those of the published status."""
+
+    weight_bytes: int
+    share_bytes: int  # of the budget
+    pinned: bool
+
+
+class ResidencyStatus(NamedTuple):
+    """The models of a worker with a budget, by their own names, which come and go."""
+
+    models: Mapping[str, BudgetedModel]
+    failing: Collection[str]  # whose last loads have failed
+    loads: int
+    evictions: int
+
+
 class WorkerStatus:
     """The status of one worker. Its speed is the one since the last call of `read`.
 
     models: their owner may change them. results: the state of the worker's recorder; None if it
-    writes no rows. residency: what the worker says of models that come and go.
+    writes no rows. residency: of the models that come and go; None if all of them stay.
     """
 
     def __init__(
@@ -28,7 +45,7 @@ class WorkerStatus:
         backend: Backend,
         models: Served,
         results: Callable[[], Mapping[str, str] | None] = lambda: None,
-        residency: Callable[[], Mapping[str, Any]] = dict,
+        residency: Callable[[], ResidencyStatus] | None = None,
     ) -> None:
         self._backend, self._results, self._residency = backend, results, residency
         self._models = models
@@ -50,7 +67,7 @@ class WorkerStatus:
         return {
             "models": sorted(set(self._models.values())),
             "names": sorted(self._models),
-            "about": self._models.about,
+            **self._of_models(),
             "versions": {name: one._asdict() for name, one in self._models.versions.items()},
             "funcs": sorted(OPERATIONS),
             "started_at": self._started_at,
@@ -60,7 +77,6 @@ class WorkerStatus:
             "paused": sick or pause,
             "healthy": not sick,
             "results": self._results(),
-            **self._residency(),
             "room": self._room() if claims and not (sick or pause) else {},
             "running": health.running,
             "waiting": health.waiting,
@@ -71,6 +87,29 @@ class WorkerStatus:
             "accepted_tokens": health.accepted_tokens,
             "draft_steps": health.draft_steps,
             "tokens_per_second": round(tokens / seconds, 1) if seconds > 0 else 0.0,
+        }
+
+    def _of_models(self) -> dict[str, Any]:
+        """The names of each model and the bytes that it takes; under a budget also the states, the
+        names for which no jobs are claimed now, and those whose last loads have failed."""
+        names, served = self._models.names, self._models
+        if self._residency is None:
+            weights = served.weight_bytes
+            return {
+                "about": {
+                    name: {"names": names[name], "weight_bytes": weights[name]} for name in names
+                }
+            }
+        found = self._residency()
+        return {
+            "about": {
+                name: {"names": names[name], **one._asdict()} for name, one in found.models.items()
+            },
+            "states": {name: state.value for name, state in served.states.items()},
+            "closed": sorted(set(served).difference(served.open_names)),
+            "failing": sorted(one for name in found.failing for one in names[name]),
+            "loads": found.loads,
+            "evictions": found.evictions,
         }
 
     def _room(self) -> dict[str, int]:

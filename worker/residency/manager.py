@@ -26,6 +26,7 @@ from worker.model_spec import ModelSpec
 from worker.queue.load_figures import LoadFigures
 from worker.queue.model_state import State
 from worker.queue.served import Served
+from worker.queue.worker_status import BudgetedModel, ResidencyStatus
 from worker.residency.budget import Share, size
 from worker.residency.planner import ModelView, Plan, plan
 from worker.residency.policy import Residence
@@ -97,15 +98,6 @@ class Model:
         return self.load_seconds or self.share.weights / LOAD_BYTES_PER_SECOND
 
     @property
-    def about(self) -> dict[str, Any]:
-        return {
-            "names": sorted(self.names),
-            "weight_bytes": self.share.weights,
-            "share_bytes": self.share.total,
-            "pinned": self.residence.pin,
-        }
-
-    @property
     def sized_spec(self) -> ModelSpec:
         return replace(self.spec, cache_bytes=self.share.cache)
 
@@ -175,20 +167,18 @@ class Residency:
 
     # --- what others ask --------------------------------------------------------------------------
 
-    def report(self) -> dict[str, Any]:
-        """What the worker says of its models: their states and shares, the numbers of loads and
-        unloads, the names for which it claims no jobs now, and those whose last loads have failed.
-        """
+    def status(self) -> ResidencyStatus:
+        """The part of the worker's status that is about models which come and go."""
         models = self._models.values()
-        failing = {name for one in models if one.failures >= FAILED_LOADS for name in one.names}
-        return {
-            "states": {name: state.value for name, state in self._served.states.items()},
-            "about": {one.name: one.about for one in models},
-            "loads": sum(one.loads for one in models),
-            "evictions": self._evictions,
-            "closed": sorted(set(self._served).difference(self._served.open_names)),
-            "failing": sorted(failing),
-        }
+        return ResidencyStatus(
+            models={
+                one.name: BudgetedModel(one.share.weights, one.share.total, one.residence.pin)
+                for one in models
+            },
+            failing=[one.name for one in models if one.failures >= FAILED_LOADS],
+            loads=sum(one.loads for one in models),
+            evictions=self._evictions,
+        )
 
     def figures(self) -> LoadFigures:
         """The figures of loads. Any thread may call it."""

@@ -14,6 +14,7 @@ from tests.waiting import wait_until
 from tests.worker.fake_backend import FakeBackend
 from worker.model_spec import ModelSpec
 from worker.queue.served import Served
+from worker.queue.worker_status import WorkerStatus
 from worker.residency import manager
 from worker.residency.budget import Share
 from worker.residency.manager import Model, Residency, first_models
@@ -171,7 +172,7 @@ def test_the_lease_is_renewed_while_a_load_lasts(
     worker.queues = {"two": Waiting(1, 0.0)}
     worker.now += 1
     worker.residency.step()
-    assert worker.residency.report()["states"] == {"one": "cold", "two": "loading"}
+    assert worker.states == ["cold", "loading"]
     worker.leases.clear()  # it has expired
     worker.now += manager.LEASE_RENEWAL_SECONDS
     worker.residency.step()
@@ -236,11 +237,12 @@ def test_jobs_of_a_model_that_can_not_be_loaded_fail_after_three_loads(worker: W
     loads_fail(worker, 1)
     refusal = worker.served.refusal("two-alias")
     assert refusal is not None and "can't be loaded" in refusal.message
-    assert worker.residency.report()["failing"] == ["org/two", "two", "two-alias"]
+    status = WorkerStatus(worker.backend, worker.served, residency=worker.residency.status)
+    assert status.read(worker.now)["failing"] == ["org/two", "two", "two-alias"]
     worker.backend.missing = set()  # the file is there again
     assert worker.round(60.0) == ["cold", "ready"]
     assert worker.served.refusal("two") is None
-    assert worker.residency.report()["failing"] == []
+    assert status.read(worker.now)["failing"] == []
 
 
 def test_jobs_wait_for_other_workers_that_may_load_their_model(worker: Worker) -> None:

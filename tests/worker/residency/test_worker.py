@@ -75,6 +75,10 @@ def test_status_names_models_that_are_not_in_memory(site: Site) -> None:
     assert status["states"] == {"one": "ready", "two": "cold"}
     assert status["models"] == ["one", "two"]
     assert (status["closed"], status["failing"]) == (["two", "two-alias"], [])
+    takes = {"weight_bytes": 90, "share_bytes": 120, "pinned": False}
+    assert status["about"] == {
+        name: {"names": [name, f"{name}-alias"], **takes} for name in ("one", "two")
+    }
     assert {name.partition(":")[2] for name in status["room"]} == {"one", "one-alias"}
 
 
