@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jobs import Results
     from jobs.scores.scoring import Tally
     from jobs.scores.spec import Spec
+    from jobs.scores.targets import Targets
 
 judge_fields_option = fields_option(
     {
@@ -31,10 +32,17 @@ judge_fields_option = fields_option(
 
 
 def score_by_judge(
-    store: Results, run: str, spec: Spec, fields: Mapping[str, Any], redis_url: str, *, quiet: bool
+    store: Results,
+    run: str,
+    spec: Spec,
+    fields: Mapping[str, Any],
+    targets: Targets | None,
+    redis_url: str,
+    *,
+    quiet: bool,
 ) -> Tally:
     """Ask the judge about each answer that it was not asked about, and write its scores. `fields`:
-    of its requests."""
+    of its requests. `targets`: instead of those of the run."""
     from jobs.data_sets.row_templates import RowTemplate
     from jobs.results.model_versions import mixture_sentence
     from jobs.runs.data_set_run import DataSetRun
@@ -44,10 +52,11 @@ def score_by_judge(
     from jobs.scores.scoring import check_samples, write_rows
 
     refuse_embedded(redis_url)
-    check_samples(store, run, spec)
+    check_samples(store, run, spec, targets)
     samples = samples_digest(store, run)
-    judge = Judge.of(spec.argument or "", fields)
-    questions = Questions(store, run, judge, RowTemplate(judge.template, {}).render)
+    digest = None if targets is None else targets.digest
+    judge = Judge.of(spec.argument or "", fields, digest)
+    questions = Questions(store, run, judge, RowTemplate(judge.template, {}).render, targets)
     questions.check()
     with client(redis_url, quiet=quiet) as connected:
         check_folder(connected, store)

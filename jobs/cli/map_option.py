@@ -1,4 +1,5 @@
-"""The option `--map COLUMN=FIELD`: the columns of a file that hold fields of its rows."""
+"""The option `--map COLUMN=FIELD`: the columns of a file that hold fields of its rows, which are
+requests, or the targets of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from jobs.data_sets.fields import SOURCES, request_fields
 from jobs.data_sets.modes import SCORE_MODES
 
 
-def _parse(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
-    """The fields of rows by the names of their columns."""
+def _of_requests(
+    ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, str]:
     from jobs.data_sets.requests import ROW_FIELDS
     from jobs.data_sets.score_items import row_fields
 
@@ -21,6 +23,20 @@ def _parse(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -
     mode = ctx.params.get("mode")  # of a command that has modes
     if mode in SCORE_MODES:
         known = rows = row_fields(mode)
+    return _parse(pairs, known, rows)
+
+
+def _of_targets(
+    ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, str]:
+    from jobs.data_sets.target_file import FIELDS
+
+    return _parse(pairs, FIELDS, FIELDS)
+
+
+def _parse(pairs: tuple[str, ...], known: tuple[str, ...], rows: tuple[str, ...]) -> dict[str, str]:
+    """The fields of rows by the names of their columns. `rows`: the fields that a column holds most
+    often."""
     names: dict[str, str] = {}
     for pair in pairs:
         column, equals, field = pair.rpartition("=")
@@ -50,8 +66,17 @@ map_option = click.option(
     "--map",
     "names",
     multiple=True,
-    callback=_parse,
+    callback=_of_requests,
     metavar="COLUMN=FIELD",
     help="Column that holds a field of the rows, such as question=prompt or answer=target; "
     "repeatable.",
+)
+target_map_option = click.option(
+    "--map",
+    "names",
+    multiple=True,
+    callback=_of_targets,
+    metavar="COLUMN=FIELD",
+    help="Column of --target FILE that holds target, custom_id or row_index, such as "
+    "answer=target; repeatable.",
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +12,7 @@ from jobs.cli.failures import Failure
 from jobs.cli.figures import by_option, group_text, seed_option
 from jobs.cli.interrupts import interrupts_raise
 from jobs.cli.judge import judge_fields_option, score_by_judge
+from jobs.cli.map_option import target_map_option
 from jobs.cli.options import (
     Seconds,
     json_option,
@@ -23,12 +26,13 @@ from jobs.cli.table import Column, number, print_table
 from jobs.sizes import counted, figure_text, interval_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from jobs import Results
     from jobs.scores.scoring import Tally
     from jobs.scores.spec import Spec
     from jobs.scores.summary import Summary
+    from jobs.scores.targets import Targets
 
 GIB = 1 << 30
 
@@ -48,6 +52,15 @@ GIB = 1 << 30
     "the figures of all metrics that the run is scored by are printed.",
 )
 @judge_fields_option
+@click.option(
+    "--target",
+    "target_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="File of rows (CSV, JSONL, Parquet) with the column target, and custom_id or row_index: "
+    "its targets are compared with, instead of those of the run.",
+)
+@target_map_option
 @by_option
 @seed_option
 @click.option(
@@ -81,6 +94,8 @@ def score(
     run: str,
     metrics: tuple[str, ...],
     fields: dict[str, Any],
+    target_file: Path | None,
+    names: dict[str, str],
     by: tuple[str, ...],
     seed: int,
     timeout: float,
@@ -107,15 +122,19 @@ def score(
     specs = _with_bases([parse_spec(text) for text in dict.fromkeys(metrics)])
     if fields and not any(spec.name == JUDGE for spec in specs):
         raise click.UsageError("-o needs a metric judge:MODEL")
+    if target_file is not None and not specs:
+        raise click.UsageError("--target needs a metric, such as --metric exact")
+    if names and target_file is None:
+        raise click.UsageError("--map needs --target FILE, whose columns it names")
     store = open_results(results)
     store.path(run)  # raises if there is no such run
     limits = Limits(timeout, round(memory * GIB))
-    with interrupts_raise():
+    with interrupts_raise(), _targets(store, run, target_file, names) as targets:
         groups = read_groups(store, run, by) if by else None
         tallies = [
-            score_by_judge(store, run, spec, fields, redis_url, quiet=quiet)
+            score_by_judge(store, run, spec, fields, targets, redis_url, quiet=quiet)
             if spec.name == JUDGE
-            else _scored(store, run, spec, limits, processes, quiet)
+            else _scored(store, run, spec, limits, targets, processes, quiet)
             for spec in specs
         ]
         summaries = list(summarise(store, run, specs, groups, seed))
@@ -143,8 +162,30 @@ def _with_bases(specs: Sequence[Spec]) -> list[Spec]:
     return [*({**found, **plain}).values(), *(one for one in specs if one.samples is not None)]
 
 
+@contextmanager
+def _targets(
+    store: Results, run: str, file: Path | None, names: Mapping[str, str]
+) -> Iterator[Targets | None]:
+    """The targets in a file, which has one for each row of the run."""
+    from jobs.data_sets.target_file import TargetFile
+    from jobs.results.files import read_again
+
+    if file is None:
+        yield None
+        return
+    with TargetFile(file, names) as targets:
+        read_again(lambda: targets.check(store, run))
+        yield targets
+
+
 def _scored(
-    store: Results, run: str, spec: Spec, limits: Any, processes: int | None, quiet: bool
+    store: Results,
+    run: str,
+    spec: Spec,
+    limits: Any,
+    targets: Targets | None,
+    processes: int | None,
+    quiet: bool,
 ) -> Tally:
     from jobs.cli.progress import RowProgress
     from jobs.results.files import read_again
@@ -157,6 +198,7 @@ def _scored(
                 run,
                 spec,
                 limits,
+                targets=targets,
                 processes=processes,
                 progress=lambda rows: progress.update(rows, 0),
             )

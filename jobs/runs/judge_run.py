@@ -24,6 +24,7 @@ from jobs.runs.row_set import RowSet
 from jobs.runs.written_rows import WrittenRows
 from jobs.scores.judge import COLUMNS, Judge, template_values, verdict_of
 from jobs.scores.outcome import MAX_TEXT, shortened
+from jobs.scores.targets import Targets
 
 Render = Callable[[Mapping[str, Any]], str]  # the values of a template → the prompt
 
@@ -39,8 +40,16 @@ class Questions:
 
     samples = 1
 
-    def __init__(self, results: Results, run: str, judge: Judge, render: Render) -> None:
-        self._judge, self._render = judge, render
+    def __init__(
+        self,
+        results: Results,
+        run: str,
+        judge: Judge,
+        render: Render,
+        targets: Targets | None = None,
+    ) -> None:
+        """`targets`: instead of those of the run."""
+        self._judge, self._render, self._targets = judge, render, targets
         self._results, self.name = results, judge.run_of(run)
         self._rows = results.dataset(run)
         self._numbers = _Numbers(self._rows, self._known())
@@ -110,6 +119,8 @@ class Questions:
             error = invalid("there is no answer to judge")
         else:
             try:
+                if self._targets is not None:
+                    row = {**row, "target": self._targets.of(row)}
                 prompt = self._render(template_values(row))
             except JobError as failure:
                 error = InvalidRequest("invalid_request", failure.message, "metric")

@@ -76,24 +76,26 @@ _ANYWHERE = re.compile(rf"{_NAME}\s{{0,3}}(?:is\b|[:=]){_MARKS}{_VERDICT}", re.I
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A model that grades, and all that decides on its verdicts. `fields`: of its requests."""
+    """A model that grades, and all that decides on its verdicts. `fields`: of its requests.
+    `targets`: digest of those that replace the run's."""
 
     model: str
     template: str = DEFAULT_TEMPLATE
     fields: Mapping[str, Any] = field(default_factory=dict)
+    targets: str | None = None
 
     @classmethod
-    def of(cls, argument: str, fields: Mapping[str, Any]) -> Judge:
+    def of(cls, argument: str, fields: Mapping[str, Any], targets: str | None = None) -> Judge:
         """The judge of the metric judge:MODEL or judge:MODEL:FILE.jinja. Raises InvalidRequest."""
         model, colon, file = argument.rpartition(":")
         if not colon or not file.endswith(TEMPLATES):
-            return cls(argument, DEFAULT_TEMPLATE, {**DEFAULT_FIELDS, **fields})
+            return cls(argument, DEFAULT_TEMPLATE, {**DEFAULT_FIELDS, **fields}, targets)
         try:
             template = Path(file).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise invalid(f"the template {file} can't be read: {reason}", "metric") from None
-        return cls(model, template, {**DEFAULT_FIELDS, **fields})
+        return cls(model, template, {**DEFAULT_FIELDS, **fields}, targets)
 
     def configuration(self, run: str) -> dict[str, Any]:
         """The configuration of the run of this judge's answers about a run."""
@@ -103,6 +105,7 @@ class Judge:
             "model": self.model,
             "template": self.template,
             "options": dict(sorted(self.fields.items())),
+            **({} if self.targets is None else {"targets": self.targets}),
         }
 
     def run_of(self, run: str) -> str:

@@ -25,6 +25,7 @@ from jobs.scores.pool import ScoringPool
 from jobs.scores.process import Limits, Scoring
 from jobs.scores.samples import sample_batches
 from jobs.scores.spec import Spec
+from jobs.scores.targets import TARGET_KEY, Targets
 
 KEPT_ERRORS = 5  # that are quoted
 ROW_GROUP = 20_000
@@ -56,21 +57,23 @@ def score_run(
     spec: Spec,
     limits: Limits,
     *,
+    targets: Targets | None = None,
     processes: int | None = None,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Tally:
     """Score each sample of a run, and replace the metric's file in `scores/` by the result.
 
-    A row that the metric can't score has an error there. `progress` gets the number of rows that
-    are done. Raises InvalidRequest, before a row is scored, for a metric that can't be made and for
-    a run that has nothing to score.
+    A row that the metric can't score has an error there. `targets`: instead of those of the run.
+    `progress` gets the number of rows that are done. Raises InvalidRequest, before a row is scored,
+    for a metric that can't be made and for a run that has nothing to score.
     """
     samples = samples_digest(results, run)
     if spec.samples is not None:
         rows = pass_at_k(results, run, spec)
     else:
-        check_samples(results, run, spec)
-        rows = _scored_rows(results, run, spec, limits, processes or default_processes())
+        check_samples(results, run, spec, targets)
+        count = processes or default_processes()
+        rows = _scored_rows(results, run, spec, limits, count, targets)
     return write_rows(results, run, spec, rows, samples, progress=progress)
 
 
@@ -101,8 +104,9 @@ def default_processes() -> int:
     return min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
 
 
-def check_samples(results: Results, run: str, spec: Spec) -> None:
-    """Raise InvalidRequest if no row of the run has what the metric needs."""
+def check_samples(results: Results, run: str, spec: Spec, targets: Targets | None) -> None:
+    """Raise InvalidRequest if no row of the run has what the metric needs. `targets`: instead of
+    those of the run."""
     import pyarrow.compute as pc
 
     rows = results.dataset(run)
@@ -110,10 +114,11 @@ def check_samples(results: Results, run: str, spec: Spec) -> None:
         raise invalid(f"run {run} has no rows", "run")
     if not rows.count_rows(filter=pc.field("status") == "ok"):
         raise invalid(f"no row of run {run} has an answer: all of its jobs failed", "run")
-    if spec.kind.target and not rows.count_rows(filter=pc.field("target").is_valid()):
+    needed = spec.kind.target and targets is None
+    if needed and not rows.count_rows(filter=pc.field("target").is_valid()):
         raise invalid(
-            f"no row of run {run} has a target, which {spec.text} compares with: run the data set "
-            "as another run (chatjobs run --run ID), with a column target or --map COLUMN=target",
+            f"no row of run {run} has a target, which {spec.text} compares with: give a file that "
+            "has them with chatjobs score --target FILE",
             "metric",
         )
     if spec.kind.figure == "perplexity" and not rows.count_rows(
@@ -127,14 +132,21 @@ def check_samples(results: Results, run: str, spec: Spec) -> None:
 
 
 def _scored_rows(
-    results: Results, run: str, spec: Spec, limits: Limits, processes: int
+    results: Results,
+    run: str,
+    spec: Spec,
+    limits: Limits,
+    processes: int,
+    targets: Targets | None,
 ) -> Iterator[dict[str, Any]]:
     """The rows of the table: the keys of the samples and what the metric says of them."""
     kind = spec.kind
-    columns = list(dict.fromkeys([*KEY, "model", "status", *kind.columns]))
+    columns = list(dict.fromkeys([*KEY, "model", "status", *kind.columns, *TARGET_KEY]))
 
     def chunks() -> Iterator[tuple[Sequence[Row], Sequence[Row]]]:
         for rows in sample_batches(results, run, columns):
+            if targets is not None:
+                rows = [{**row, "target": targets.of(row)} for row in rows]
             yield rows, [_arguments(row, kind.columns) for row in rows if _answered(row, spec)]
 
     with ScoringPool(spec, limits, processes) as pool:

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import json
+from typing import Protocol
 
 from jobs.scores.outcome import Row
+
+TARGET_KEY = ("row_index", "custom_id")  # columns by which targets of another place are found
+
+
+class Targets(Protocol):
+    """Targets that replace those of a run. digest: of all."""
+
+    digest: str
+
+    def of(self, row: Row) -> str | None:
+        """The target of a row, which has the columns of TARGET_KEY; None if it has none."""
 
 
 def target_of(row: Row) -> str:

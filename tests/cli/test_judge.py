@@ -143,3 +143,19 @@ def test_options_that_can_not_be_are_refused(run: Run, site: Site) -> None:
         assert (done.exit_code, sentence in done.stderr) == (2, True), done.stderr
     plain = run("score", "r1", "-m", "exact", "-o", "top_p=1", "--results", str(site.folder))
     assert (plain.exit_code, "-o" in plain.stderr) == (2, True)
+
+
+def test_a_judge_gets_the_targets_of_a_file_and_is_asked_again_about_others(
+    run: Run, site: Site
+) -> None:
+    site.worker()
+    file = site.folder.parent / "late.csv"
+    template = "say GRADE: {{ target }}"
+    values = []
+    for grades in ("CCICC", "CCCCC", "CCICC"):
+        lines = (f"{row},{grade}" for row, grade in enumerate(grades))
+        file.write_text("\n".join(["row_index,target", *lines]))
+        done = run(*words(site, template, "--target", str(file), "--json"))
+        values.append(json.loads(done.stdout)["value"])
+    assert values == [0.75, 1.0, 0.75]
+    assert len(ends(asked(site))) == 10  # the third call asks nothing

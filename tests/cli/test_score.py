@@ -144,6 +144,7 @@ def test_a_function_that_fails_costs_its_rows_alone(run: Run, folder: str, tmp_p
         (("r1", "-m", "perplexity"), "has log-probabilities"),
         (("r1", "-m", "exact", "--by", "topic"), "its fields are task"),
         (("bare", "-m", "exact"), "no row of run bare has a target"),
+        (("bare", "-m", "exact"), "chatjobs score --target FILE"),
         (("failed", "-m", "exact"), "no row of run failed has an answer"),
     ],
 )
@@ -156,6 +157,36 @@ def test_what_can_not_be_scored_is_refused_with_a_sentence(
     assert done.exit_code == 2, done.output
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_targets_that_came_later_replace_those_of_the_run(
+    run: Run, folder: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "late.csv"
+    file.write_text("row_index,answer\n0,a\n4,e\n3,\n2,c\n1,x\n9,of no row\n")
+    words = ("score", "r1", "--target", str(file), "--map", "answer=target", "--results", folder)
+    done = run(*words, "-m", "exact", "-m", "pass@1:exact", "--json")
+    one, _ = objects(done.stdout)
+    assert (one["value"], one["scored"], one["errors"]) == (pytest.approx(2 / 3), 3, 1)
+    assert "row 3: the row has no target" in done.stderr
+    make_run(Path(folder), answers(("a", None), ("b", None)), "bare")
+    bare = run("score", "bare", *words[2:], "-m", "exact", "--json")
+    assert (bare.exit_code, objects(bare.stdout)[0]["value"]) == (0, 0.5)
+
+
+def test_targets_for_some_rows_only_are_refused(run: Run, folder: str, tmp_path: Path) -> None:
+    file = tmp_path / "late.jsonl"
+    file.write_text("".join(f'{{"row_index": {n}, "target": "a"}}\n' for n in (0, 1, 2)))
+    words = ("score", "r1", "--target", str(file), "--results", folder)
+    done = run(*words, "-m", "exact")
+    assert done.exit_code == 2, done.output
+    assert f"{file} has no target for 2 of 5 rows of run r1, such as row_index 3" in done.stderr
+    assert not (Path(folder) / "r1/scores").exists()
+    assert "--target needs a metric" in run(*words).stderr
+    alone = run("score", "r1", "-m", "exact", "--map", "a=target", "--results", folder)
+    assert "--map needs --target FILE" in alone.stderr
+    wrong = run(*words, "-m", "exact", "--map", "a=prompt")
+    assert "known are target, custom_id, row_index" in wrong.stderr
 
 
 def test_other_columns_make_groups(run: Run, folder: str) -> None:
