@@ -7,15 +7,15 @@ The recorder and FakeWorker write it for a run that has none, with the versions 
 from __future__ import annotations
 
 import json
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.encoding import encodable, from_json
+from jobs.encoding import encodable
 from jobs.errors import InvalidRequest, invalid
 from jobs.results.card import write_card
+from jobs.results.json_file import TYPE_NAMES, read_object, type_name
 from jobs.results.unfinished import write_text
 
 RUN_JSON = "run.json"
@@ -36,14 +36,6 @@ TYPES: dict[tuple[str, ...], type] = {
     ("audit", "rows_in"): int,
     ("audit", "samples"): int,
 }
-TYPE_NAMES = {
-    dict: "an object",
-    list: "an array",
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "a boolean",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +49,13 @@ class RunJson:
         """The run.json of a run; without content if there is none. Raises InvalidRequest if it
         can't be read, is no JSON object, or has a value of another type."""
         file = run_dir / RUN_JSON
-        try:
-            is_file = stat.S_ISREG(file.stat().st_mode)
-            text = file.read_bytes() if is_file else b""  # a pipe would wait for a writer
-        except FileNotFoundError:
+        content = read_object(file, _unusable)
+        if content is None:
             return cls({})
-        except OSError as error:
-            raise _unusable(f"{file} can't be read ({error.strerror})") from None
-        if not is_file:
-            raise _unusable(f"{file} is no regular file")
-        try:
-            content = from_json(text)
-        except (ValueError, RecursionError):
-            raise _unusable(f"{file} is not JSON") from None
-        if not isinstance(content, dict):
-            raise _unusable(f"{file} is {TYPE_NAMES.get(type(content), 'null')}, not an object")
         for keys, kind in TYPES.items():
             value = _value(content, keys)
             if value is not None and type(value) is not kind:
-                names = f"{TYPE_NAMES[type(value)]}, not {TYPE_NAMES[kind]}"
+                names = f"{type_name(value)}, not {TYPE_NAMES[kind]}"
                 raise _unusable(f"{'.'.join(keys)} in {file} is {names}")
         return cls(content)
 
