@@ -27,6 +27,7 @@ def build() -> click.Group:
 
     import click
 
+    from jobs.cli.bench import bench
     from jobs.cli.chat import chat
     from jobs.cli.diff import diff
     from jobs.cli.failures import CommandGroup, context_settings
@@ -46,7 +47,7 @@ def build() -> click.Group:
     group = CommandGroup(name="chatjobs", help=HELP, context_settings=context_settings())
     for plugin in sorted(entry_points(group="chatjobs.commands"), reverse=True):
         group.add_command(plugin.load())
-    of_jobs = (chat, submit, run, follow, cancel, jobs_group, status, workers, limits)
+    of_jobs = (chat, submit, run, follow, cancel, jobs_group, status, workers, limits, bench)
     of_results = (record, results, score, diff, report, lm_eval)
     for command in (*of_jobs, *of_results):
         group.add_command(command)

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import click
 
-from jobs.cli.dialogue import QueuedDialogue
+from jobs.cli.dialogue import QueuedDialogue, load_local
 from jobs.cli.failures import Interrupted, WrongField, WrongInput
 from jobs.cli.field_options import fields_option
 from jobs.cli.interrupts import interrupts_raise
@@ -117,7 +117,7 @@ def chat(
     from jobs.client.wait import GOES_ON
 
     _check_options(local, chat_template, add_bos, keep_quantised)
-    load = partial(_load, model, chat_template, add_bos, keep_quantised)
+    load = partial(load_local, model, chat_template, add_bos, keep_quantised)
     if text is None:
         if as_json or not is_terminal():
             raise click.UsageError(
@@ -203,24 +203,6 @@ def _check_options(
         raise click.UsageError(
             "--keep-quantised needs --local; for workers give it to chatjobs work"
         )
-
-
-def _load(
-    reference: str,
-    chat_template: Path | None,
-    add_bos: bool | None,
-    keep_quantised: bool,
-    *,
-    quiet: bool,
-) -> LocalModel:
-    """Load a model in this process, by the worker package."""
-    from importlib.metadata import entry_points
-
-    (plugin,) = entry_points(group="chatjobs.local", name="load")
-    loaded: LocalModel = plugin.load()(
-        reference, chat_template, add_bos, keep_quantised, quiet=quiet
-    )
-    return loaded
 
 
 def _answer_locally(

@@ -17,10 +17,13 @@ from jobs.cli.waiting import WaitNotice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from jobs import ChatChunk, ChatCompletion, ChatRequest, Client, Job, Session
     from jobs.api.answer import Usage
     from jobs.api.conversation import Turn
+    from jobs.cli.benchmark.figures import Timeline
+    from jobs.cli.benchmark.load import Load
 
 END_SECONDS = 10.0  # the longest wait for the end of a stopped answer
 CANCELS, CANCEL_SECONDS = 5, 0.1  # tries, and the pause between two
@@ -59,12 +62,36 @@ class LocalModel(Protocol):
 
     name: str
 
+    def count_tokens(self, request: ChatRequest) -> int:
+        """The tokens of a prompt, after an answer of one token. Raises JobError."""
+
+    def serve(self, load: Load, ended: Callable[[], None]) -> list[Timeline]:
+        """Serve a load of requests together. `ended` is called for each one."""
+
     def answer(
         self, request: ChatRequest
     ) -> tuple[Iterator[ChatChunk], Callable[[], ChatCompletion]]:
         """The chunks of an answer, and its completion after their end. Both raise JobError."""
 
     def dialogue(self, system: str | None, fields: dict[str, Any]) -> Dialogue: ...
+
+
+def load_local(
+    reference: str,
+    chat_template: Path | None = None,
+    add_bos: bool | None = None,
+    keep_quantised: bool = False,
+    *,
+    quiet: bool,
+) -> LocalModel:
+    """Load a model in this process, by the worker package."""
+    from importlib.metadata import entry_points
+
+    (plugin,) = entry_points(group="chatjobs.local", name="load")
+    loaded: LocalModel = plugin.load()(
+        reference, chat_template, add_bos, keep_quantised, quiet=quiet
+    )
+    return loaded
 
 
 class QueuedDialogue:

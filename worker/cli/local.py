@@ -1,6 +1,7 @@
-"""`chatjobs chat --local`: a model in this process, without Redis and without a worker.
+"""`--local` of `chatjobs chat` and `chatjobs bench`: a model in this process, without Redis and
+without a worker.
 
-The command finds `load` through the entry-point group `chatjobs.local`.
+The commands find `load` through the entry-point group `chatjobs.local`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.api.conversation import Turn
+from jobs.cli.benchmark.load import probe
 from jobs.cli.dialogue import Dialogue, Stopped
 from jobs.cli.interrupts import interrupts_call
 from jobs.cli.output import echo
@@ -20,6 +22,8 @@ from worker.cli.options import need_torch, refusal
 if TYPE_CHECKING:
     from jobs import ChatChunk, ChatCompletion, ChatRequest
     from jobs.api.answer import Usage
+    from jobs.cli.benchmark.figures import Timeline
+    from jobs.cli.benchmark.load import Load
     from worker import ChatSession, Engine
 
 
@@ -72,6 +76,17 @@ class LocalModel:
 
         chunks = streamed(request, started, sink, self._engine.step)
         return _interruptible(chunks, stop), sink.completion
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """The tokens of a prompt, after an answer of one token. Raises JobError."""
+        usage = self._engine.chat(probe(request)).usage
+        return 0 if usage is None else usage.prompt_tokens
+
+    def serve(self, load: Load, ended: Callable[[], None]) -> list[Timeline]:
+        """Serve a load of requests together. `ended` is called for each one."""
+        from worker.cli.local_load import serve
+
+        return serve(self._engine, load, ended)
 
     def dialogue(self, system: str | None, fields: dict[str, Any]) -> Dialogue:
         """A conversation in memory. Raises JobError for fields that are invalid."""
