@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -93,7 +93,8 @@ class DataSet:
         """A digest of all files, and about how many samples there are."""
         digest, rows = hashlib.blake2b(digest_size=16), 0
         for file in self._files:
-            found, count = file.content()
+            with self._named(file):
+                found, count = file.content()
             digest.update(found.encode())
             rows += count
         rows = rows if self._limit is None else min(rows, self._limit)
@@ -315,8 +316,20 @@ class DataSet:
         self, file: RowFile
     ) -> Iterator[tuple[RowFile, str, dict[str, Any] | InvalidRequest]]:
         where = f" of {Path(file.name).name}" if len(self._files) > 1 else ""
-        for number, data in file:
-            yield file, f"{file.unit} {number}{where}", data
+        with self._named(file):
+            for number, data in file:
+                yield file, f"{file.unit} {number}{where}", data
+
+    @contextmanager
+    def _named(self, file: RowFile) -> Iterator[None]:
+        """Errors about one of several files name it."""
+        try:
+            yield
+        except InvalidRequest as error:
+            if len(self._files) == 1:
+                raise
+            message = f"{Path(file.name).name}: {error.message}"
+            raise InvalidRequest(error.code, message, error.param) from None
 
     def _known(self, data: dict[str, Any] | InvalidRequest) -> dict[str, Any]:
         """The fields of the request of an invalid row that are known."""

@@ -13,6 +13,7 @@ from jobs.data_sets.fields import SOURCES, first_twice
 from jobs.errors import InvalidRequest, invalid
 
 BATCH_ROWS = 256  # in memory at once
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow's IPC format
 
 
 def parquet_rows(
@@ -57,12 +58,53 @@ def arrow_rows(
     file: IO[bytes], columns: dict[str, None] | None = None
 ) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:
     """The same for a stream of Arrow's IPC format, as data sets of Hugging Face are on disk."""
+    tail = _Tail(file)
     try:
-        source = pa.ipc.open_stream(pa.PythonFile(file, mode="r"))
-        _check_names(source.schema.names, columns)
-        yield from enumerate(chain.from_iterable(map(table_rows, source)), start=1)
+        source = pa.ipc.open_stream(pa.PythonFile(tail, mode="r"))
     except (pa.ArrowException, OSError) as error:
         raise invalid(f"not an Arrow file that can be read: {error}") from None
+    _check_names(source.schema.names, columns)
+    number = 0
+    for batch in _batches(source, tail):
+        if isinstance(batch, str):
+            raise invalid(
+                f"the Arrow stream is damaged or cut off after row {number}, and no row behind it "
+                f"can be read: {batch}"
+            )
+        for row in table_rows(batch):
+            number += 1
+            yield number, row
+
+
+def _batches(source: Any, tail: _Tail) -> Iterator[Any]:
+    """The record batches of an Arrow stream; last why there are no more, if the stream does not
+    end."""
+    try:
+        for batch in source:
+            batch.validate()
+            yield batch
+    except (pa.ArrowException, OSError) as error:
+        yield " ".join(str(error).split())
+        return
+    if tail.last != END_OF_STREAM:
+        yield "the mark of its end is missing"
+
+
+class _Tail:
+    """A file, and the last bytes that were read of it. pyarrow does not close it."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.last = file, b""
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self.last = (self.last + data)[-len(END_OF_STREAM) :]
+        return data
+
+    def close(self) -> None:
+        """The file belongs to the caller."""
 
 
 def _check_names(names: Sequence[str], columns: dict[str, None] | None) -> None:

@@ -61,8 +61,8 @@ class DataSetRun:
 
         Raises InvalidRequest for another configuration, for a worker that serves another version of
         a model than has made the answers so far, for a file of the run that can't be read, and for
-        a data set that can't be read to its end, JobError if rows can't be enqueued, and OSError.
-        Rows in Redis go on then.
+        a data set that can't be read to its end, when the rows before are in files, JobError if
+        rows can't be enqueued, and OSError. Rows in Redis go on then.
         """
         self.check()
         chosen, begun, noted = redo is None, False, False

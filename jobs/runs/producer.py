@@ -16,7 +16,7 @@ import redis
 from jobs import keys
 from jobs.api.score_request import ScoreRequest
 from jobs.data_sets.source import ErrorRow, RequestRow, RowSource, SourceRow
-from jobs.errors import JobError
+from jobs.errors import InvalidRequest, JobError
 from jobs.operations import CHAT, SCORE
 from jobs.results.outbox import OutboxEntry, outbox_entry
 from jobs.runs.packs import Pack, packs, place_of
@@ -91,6 +91,7 @@ class Producer:
         self._alone = RowSet()
         self._total: int | None = None
         self._read = 0  # samples of this pass over the data set
+        self._unread: InvalidRequest | None = None  # why it can't be read further
         self._going = True
         self._polled, self._poll_seconds = 0.0, 0.0  # end and duration of the last look
 
@@ -103,8 +104,8 @@ class Producer:
         """Return with the lease when each row is in a file, or when the watcher has stopped it;
         "waited": it was stopped while another process held the lease.
 
-        Raises InvalidRequest if the data set can't be read to its end, and JobError if rows can't
-        be enqueued. Rows that are enqueued go on then.
+        Raises InvalidRequest if the data set can't be read to its end, when the rows before are in
+        files, and JobError if rows can't be enqueued: rows in Redis go on then.
         """
         while True:
             try:
@@ -139,7 +140,7 @@ class Producer:
         """Go through the data set once. True if all its rows are in files."""
         self._written.refresh()
         source = self._source.read(self._is_wanted)
-        self._read = 0
+        self._read, self._unread = 0, None
         at_end = False
         while True:
             self._tick()
@@ -148,7 +149,7 @@ class Producer:
             if self._going and not (at_end or is_full) and room >= max(1, self._size // 2):
                 chunk, at_end = self._take(source, room)
                 self._send(chunk)
-                if at_end:
+                if at_end and self._unread is None:
                     self._total = self._read
                 continue
             if not self._going:
@@ -158,16 +159,26 @@ class Producer:
             if is_full or (self._window.ended and not self._window.open):
                 self._retry(self._rows.want)
             time.sleep(POLL_SECONDS)
+        if self._going and self._unread is not None:
+            raise self._unread
         return at_end and self._written.rows.has_all(self._read)
 
     def _is_wanted(self, number: int) -> bool:
         return number not in self._written.rows and number not in self._window
 
     def _take(self, source: Iterator[SourceRow | None], count: int) -> tuple[list[SourceRow], bool]:
-        """The next rows that are to be enqueued, and whether the data set has no more."""
+        """The next rows that are to be enqueued, and whether the data set has no more, or none that
+        can be read."""
         chunk: list[SourceRow] = []
         size = 0
-        for row in source:
+        while True:
+            try:
+                row = next(source)
+            except StopIteration:
+                return chunk, True
+            except InvalidRequest as error:
+                self._unread = error
+                return chunk, True
             self._read += 1
             if not self._read & 0xFF:
                 self._tick(READING_SECONDS)
@@ -176,7 +187,6 @@ class Producer:
                 size += row.size if isinstance(row, RequestRow) else 0
             if len(chunk) >= count or size > CHUNK_BYTES or not self._going:
                 return chunk, False
-        return chunk, True
 
     def _send(self, chunk: list[SourceRow]) -> None:
         """Enqueue rows, those with a common beginning one after the other, so that workers compute

@@ -683,6 +683,36 @@ def test_a_folder_that_hugging_face_has_saved(go: Go, site: Site, tmp_path: Path
     assert {row["target"] for row in site.rows("r1")} == {"a", "b"}
 
 
+def test_rows_before_the_break_of_an_arrow_stream_are_in_the_files(
+    go: Go, site: Site, tmp_path: Path
+) -> None:
+    site.worker()
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    table = pa.table({"prompt": [f"say {n}" for n in range(90)]})
+    names = ["data-0.arrow", "data-1.arrow"]
+    for name in names:
+        with pa.ipc.new_stream(folder / name, table.schema) as writer:
+            writer.write_table(table, max_chunksize=30)
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": n} for n in names]})
+    )
+    whole = (folder / names[1]).read_bytes()
+    (folder / names[1]).write_bytes(whole[: len(whole) - 100])
+    for _ in range(2):  # the rows before are done then
+        result = go(folder)
+        assert result.exit_code == 2, result.output
+        assert "data-1.arrow: the Arrow stream is damaged or cut off after row 60" in result.stderr
+        assert sorted(row["row_index"] for row in site.rows("r1")) == [*range(150)]
+    assert site.results.config("r1")["state"] == "running"
+    (folder / names[1]).write_bytes(whole[:-8])
+    result = go(folder, "--run", "r2")
+    assert result.exit_code == 2
+    assert "cut off after row 90" in result.stderr and "end is missing" in result.stderr
+    (folder / names[1]).write_bytes(whole)
+    assert go(folder, "--run", "r3").exit_code == 0
+
+
 def test_the_name_of_a_run_follows_from_data_set_and_model(
     run: Run, site: Site, tmp_path: Path
 ) -> None:

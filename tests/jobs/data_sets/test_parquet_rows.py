@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.data_sets.parquet_rows import arrow_rows
 from jobs.data_sets.requests import InvalidLine, Overrides, read_requests
 from jobs.data_sets.row_files import RowFile
 from jobs.errors import InvalidRequest
@@ -128,3 +130,20 @@ def test_an_error_of_the_disk_ends_the_reading(
         pytest.raises(InvalidRequest, match="the file can't be read: Input/output error"),
     ):
         list(RowFile(file, file.name))
+
+
+def test_a_stream_that_is_cut_off_anywhere_names_the_last_row_before_it() -> None:
+    table = pa.table({"prompt": [f"word {n}" for n in range(30)]})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=10)
+    whole = sink.getvalue()
+    first = len(pa.ipc.read_schema(pa.BufferReader(whole)).serialize())
+    for length in range(first, len(whole)):
+        rows = []
+        with pytest.raises(InvalidRequest, match="damaged or cut off after row") as raised:
+            for row in arrow_rows(io.BytesIO(whole[:length])):
+                rows.append(row)
+        assert f"after row {len(rows)}, " in raised.value.message
+        assert rows == [(n + 1, {"prompt": f"word {n}"}) for n in range(len(rows))]
+    assert len([*arrow_rows(io.BytesIO(whole))]) == 30
