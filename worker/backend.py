@@ -48,9 +48,10 @@ class Footprint:
     name: str
     reference: str
     weights: int  # with those of its draft
-    activations: int  # peak of a step, estimated
+    activations: int  # peak of a step
     least_cache: int  # without which the model is not loaded under a budget
     most_cache: int  # that a full batch of its longest sequences takes
+    activations_measured: bool = False  # on this machine; else they are estimated
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ def test_the_default_output_is_lines(run: Run) -> None:
     assert lines["model"] == "demo"
     assert lines["family"] == "qwen3"
     assert lines["weights"].endswith("MiB in bfloat16")
+    assert "in a step, " in lines["activations"]
     assert lines["device"].startswith("cpu (")
     assert lines["kernels"].startswith(("native, a", "torch alone"))
     assert lines["fits"] == "yes"

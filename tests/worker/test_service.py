@@ -50,8 +50,8 @@ def test_pinned_models_that_do_not_fit_into_the_budget_are_refused_with_the_sum(
         )
     assert failure.value.message.splitlines() == [
         "the pinned models do not fit into --memory 1024 KiB:",
-        "  one: 768 KiB (weights 512 KiB, activations 256 KiB, cache 0 KiB)",
-        "  two: 768 KiB (weights 512 KiB, activations 256 KiB, cache 0 KiB)",
+        "  one: 768 KiB (weights 512 KiB, estimated activations 256 KiB, cache 0 KiB)",
+        "  two: 768 KiB (weights 512 KiB, estimated activations 256 KiB, cache 0 KiB)",
         "  together 1536 KiB: give more memory, or pin fewer",
     ]
     assert backend.loaded == []

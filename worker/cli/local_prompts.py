@@ -15,6 +15,7 @@ from worker.cli.options import need_torch
 if TYPE_CHECKING:
     from jobs import ChatRequest
     from worker.loading.preflight import Preflight
+    from worker.model_spec import ModelSpec
 
 
 def open_prompts(reference: str) -> LocalPrompts:
@@ -33,19 +34,19 @@ def open_prompts(reference: str) -> LocalPrompts:
     downloaded = not source.needs_download
     with source.weights() if downloaded else nullcontext(source.headers()) as headers:
         found = preflight(model, spec, Device(choose_device("auto")), headers)
-    return LocalPrompts(found, downloaded=downloaded)
+    return LocalPrompts(found, spec, downloaded=downloaded)
 
 
 class LocalPrompts:
     """The prompts of one model, as a worker without options makes them. Implements `Encoding`."""
 
-    def __init__(self, found: Preflight, *, downloaded: bool) -> None:
+    def __init__(self, found: Preflight, spec: ModelSpec, *, downloaded: bool) -> None:
         from worker.loading.load import bos_of, prefix_token_id
         from worker.prompt.builder import PromptBuilder
 
         self.context_length, self.vocab_size = found.context_length, found.vocab_size
         self.obstacle = found.obstacle  # without a chat template, texts can still be scored
-        self.facts = facts_of(found, downloaded)
+        self.facts = facts_of(found, spec, downloaded)
         source, self._tokenizer = found.model.source, found.tokenizer
         self.prefix_token_id = prefix_token_id(source, found.tokenizer, found.model.defaults)
         self.prompts = PromptBuilder(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from worker.loading.preflight import Preflight
+    from worker.model_spec import ModelSpec
 
 
 def obstacle_of(found: Preflight) -> str | None:
@@ -16,8 +17,11 @@ def obstacle_of(found: Preflight) -> str | None:
     return found.obstacle or (lacks and f"{found.model.source.reference} {lacks}")
 
 
-def facts_of(found: Preflight, downloaded: bool) -> dict[str, Any]:
+def facts_of(found: Preflight, spec: ModelSpec, downloaded: bool) -> dict[str, Any]:
     """The object of `chatjobs models check --json`."""
+    from worker.engine.activations import activations_of
+
+    activations = activations_of(found, spec)
     source, quantization = found.model.source, found.model.config.quantization
     return {
         "model": source.name,
@@ -28,6 +32,8 @@ def facts_of(found: Preflight, downloaded: bool) -> dict[str, Any]:
         "parameters": found.parameters,
         "dtype": found.dtype_name,
         "weight_bytes": found.weight_bytes,
+        "activation_bytes": activations.nbytes,
+        "activations_measured": activations.measured,
         "quantised_types": list(found.blocks),
         "products": [
             {

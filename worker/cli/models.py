@@ -29,6 +29,7 @@ from worker.cli.options import (
 
 if TYPE_CHECKING:
     from worker.loading.preflight import Preflight
+    from worker.model_spec import ModelSpec
 
 
 @click.group()
@@ -88,9 +89,9 @@ def check(
     except JobError as error:
         raise refusal(error) from None
     if as_json:
-        print_json(facts_of(found, downloaded))
+        print_json(facts_of(found, spec, downloaded))
     else:
-        _show(found, downloaded)
+        _show(found, spec, downloaded)
     if (obstacle := obstacle_of(found)) is not None:
         raise Failure(obstacle)
 
@@ -207,8 +208,9 @@ def quantize(
         echo(f"{written.path}: {size}, {written.kind}, {bits:.2f} bits per weight")
 
 
-def _show(found: Preflight, downloaded: bool) -> None:
+def _show(found: Preflight, spec: ModelSpec, downloaded: bool) -> None:
     from worker.device import device_name
+    from worker.engine.activations import activations_of
     from worker.prompt.template import chat_obstacle
 
     template = found.model.template
@@ -218,6 +220,8 @@ def _show(found: Preflight, downloaded: bool) -> None:
     context = f"{found.context_length:,} tokens"
     if found.longest < found.context_length:
         context += f", of which {found.longest:,} fit beside the weights"
+    activations = activations_of(found, spec)
+    how = "measured on this machine" if activations.measured else "estimated"
     lines = {
         "model": f"{source.name}{revision}",
         "family": found.model.config.model_type,
@@ -226,6 +230,7 @@ def _show(found: Preflight, downloaded: bool) -> None:
         + (f", dequantised from {quantization.name}" if quantization else "")
         + ("" if downloaded else ", not downloaded yet"),
         **({"products": found.how} if found.how else {}),
+        "activations": f"{_size(activations.nbytes)} in a step, {how}",
         "context": context,
         "template": "none: chat requests fail" if chat_obstacle(template) else "yes",
         "device": f"{device} ({device_name(device)}), {_size(found.free_bytes)} free",

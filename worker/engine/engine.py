@@ -21,6 +21,7 @@ from worker.cache.prefix_cache import PrefixCache
 from worker.cache.sizes import CacheSizes
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import Device, Held, computing, threads_of
+from worker.engine.activations import measure_once
 from worker.engine.memory_meter import memory_meter
 from worker.engine.recovery import Changes, first_line, reason_of
 from worker.engine.runner import ModelRunner, Sample, StorageError
@@ -130,6 +131,8 @@ class EngineCore:
             keep_memory()
         if spec.context is not None:
             check_context(spec.context, loaded)
+        if device.budget is not None:
+            measure_once(loaded, spec)
         limit, batch = spec.cache_bytes, spec.max_batch
         batch = devices.limits(device.torch).max_batch if batch is None else batch
         return cls(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from worker.backend import Footprint
 from worker.cache.sizes import CacheSizes
 from worker.device import Device, limits
+from worker.engine.activations import activations_of
 from worker.engine.slots import Slots
 from worker.loading.description import describe
 from worker.loading.find import find
@@ -14,7 +13,6 @@ from worker.loading.preflight import Preflight, preflight
 from worker.model_spec import ModelSpec
 
 LEAST_TOKENS = 1024  # of one sequence, which a model's cache always has room for
-FLOAT_BYTES = 4
 
 
 def footprint(
@@ -28,12 +26,13 @@ def footprint(
     batch = place.max_batch if spec.max_batch is None else spec.max_batch
     slots = Slots.share(batch, interactive_slots, preempt)
     sizes = CacheSizes(found.caches, draft.caches if draft else ())
-    context = spec.context or found.context_length
+    context, activations = spec.context or found.context_length, activations_of(found, spec)
     return Footprint(
         name=found.model.source.name,
         reference=spec.reference,
         weights=found.weight_bytes + (draft.weight_bytes if draft else 0),
-        activations=_activations(found, place.step_tokens, batch),
+        activations=activations.nbytes,
+        activations_measured=activations.measured,
         least_cache=sizes.storage(1, min(context, LEAST_TOKENS)),
         most_cache=sizes.storage(slots.batch + slots.paused + 1, context),
     )
@@ -42,10 +41,3 @@ def footprint(
 def _look(spec: ModelSpec, device: Device) -> Preflight:
     source = find(spec.reference, spec.download_dir)
     return preflight(describe(source, spec.chat_template), spec, device, source.headers())
-
-
-def _activations(found: Preflight, tokens: int, batch: int) -> int:
-    """The peak of a step, by its largest tensors: hidden states and the widest projection of all
-    tokens, and logits of the batch, as float32."""
-    hidden, widest, vocab = found.widths
-    return prod((tokens, 4 * hidden + 3 * widest, FLOAT_BYTES)) + 3 * batch * vocab * FLOAT_BYTES

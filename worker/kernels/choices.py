@@ -3,7 +3,8 @@
 A choice is a number of rows, up to which one way is used and beyond it the other, or 1 or 0 for one
 of two ways. Which one is right depends on the CPU, its memory and the number of threads, so that no
 constant is. It is measured once, which takes a fraction of a second, and kept in a JSON file beside
-the compiled kernels: a machine computes the same numbers after a restart.
+the compiled kernels: a machine computes the same numbers after a restart. The bytes that the
+activations of a model take are kept likewise.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def weights() -> list[Tensor]:
 
 
 class Choices:
-    """The numbers that were measured, by name, for kernels of one level and a number of threads."""
+    """The numbers that were measured, by name, for kernels of one level and a number of threads; or
+    on a device, which then is the level, without threads."""
 
     def __init__(self, level: str, threads: int) -> None:
         self._level, self._threads = level, threads
@@ -90,18 +92,29 @@ class Choices:
     def get(self, name: str, measure: Callable[[], int]) -> int:
         """The number that this machine has for `name`. It is measured where no process has done so
         yet; of several that do so at a time, all use what the first one has written."""
+        found = self.known(name)
+        if found is None:
+            # A truth value is kept as the number that it is: `_read` refuses others.
+            found = _keep(self._file, name, int(measure()))[name]
+            logger.info("measured on this machine: %s: %d", name, found)
+            self._known[name] = found
+        return found
+
+    def known(self, name: str) -> int | None:
+        """The number, if a process on this machine has measured it."""
         if name not in self._known:
-            try:
-                path = self._path()
-            except CannotBuild:  # there is no folder for caches
-                path = None
-            written = _read(path)
+            written = _read(self._file)
             if name not in written:
-                # A truth value is kept as the number that it is: `_read` refuses others.
-                written = _keep(path, name, int(measure()))
-                logger.info("measured on this CPU: %s: %d", name, written[name])
+                return None
             self._known[name] = written[name]
         return self._known[name]
+
+    @property
+    def _file(self) -> Path | None:
+        try:
+            return self._path()
+        except CannotBuild:  # there is no folder for caches
+            return None
 
     def _path(self) -> Path:
         key = build.fingerprint(

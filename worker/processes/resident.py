@@ -8,6 +8,15 @@ from pathlib import Path
 STATM = Path("/proc/self/statm")
 
 
+def anonymous_bytes() -> int:
+    """The resident set without the pages of mapped files; 0 where there is no /proc."""
+    try:
+        _, resident, shared = STATM.read_text().split()[:3]
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
 def resident_bytes() -> int:
     """The resident set (RSS), with the pages of mapped files; 0 where there is no /proc."""
     try:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8
 TRIM_BYTES = 256 * 2**20  # free memory at the top of the heap that the allocator keeps
 MMAP_BYTES = 32 * 2**20  # larger blocks are mapped one by one, and unmapped when freed
+MMAPS = 65536  # blocks that are mapped one by one, at most: glibc's default
 SWITCH_SECONDS = 0.0001  # how long a thread may hold the interpreter while another one waits
 
 
@@ -32,6 +35,19 @@ def keep_memory() -> None:
     in each layer. By default glibc returns them to the system, which then clears each page."""
     _set_allocator(M_TRIM_THRESHOLD, TRIM_BYTES)
     _set_allocator(M_MMAP_THRESHOLD, MMAP_BYTES)
+
+
+@contextmanager
+def returning_nothing() -> Iterator[None]:
+    """A context in which the allocator returns no memory to the system: the resident set keeps the
+    peak. After it, the allocator keeps memory as `keep_memory` says."""
+    _set_allocator(M_TRIM_THRESHOLD, -1)
+    _set_allocator(M_MMAP_MAX, 0)
+    try:
+        yield
+    finally:
+        _set_allocator(M_MMAP_MAX, MMAPS)
+        keep_memory()
 
 
 def freeze_gc_heap() -> None:

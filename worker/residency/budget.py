@@ -8,7 +8,7 @@ budget.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobs.errors import JobError
 from worker.backend import Footprint
@@ -23,6 +23,7 @@ class Share:
     weights: int
     activations: int
     cache: int
+    measured: bool = False  # the activations, on this machine
 
     @property
     def total(self) -> int:
@@ -30,7 +31,8 @@ class Share:
 
     def __str__(self) -> str:
         return (
-            f"{size(self.total)} (weights {size(self.weights)}, activations "
+            f"{size(self.total)} (weights {size(self.weights)}, "
+            f"{'measured' if self.measured else 'estimated'} activations "
             f"{size(self.activations)}, cache {size(self.cache)})"
         )
 
@@ -87,11 +89,12 @@ def share_out(
 
 
 def _least(one: Footprint, cache: int | None) -> Share:
-    return Share(one.weights, one.activations, one.least_cache if cache is None else cache)
+    least = one.least_cache if cache is None else cache
+    return Share(one.weights, one.activations, least, one.activations_measured)
 
 
 def _grown(share: Share, cache: int) -> Share:
-    return Share(share.weights, share.activations, max(share.cache, cache))
+    return replace(share, cache=max(share.cache, cache))
 
 
 def _too_many(kept: Sequence[Footprint], least: Mapping[str, Share], budget: int) -> JobError:
