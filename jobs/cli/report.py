@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -98,11 +99,6 @@ def _check_packages() -> None:
     """Raise WrongInput without the packages of the extra."""
     from jobs.install import command_for
 
-    try:
-        import altair  # noqa: F401
-        import jinja2  # noqa: F401
-        import vl_convert  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise WrongInput(
-            f"report needs the package {error.name}: {command_for('report')}"
-        ) from None
+    for name in ("altair", "jinja2", "vl_convert"):
+        if find_spec(name) is None:
+            raise WrongInput(f"report needs the package {name}: {command_for('report')}")

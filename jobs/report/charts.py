@@ -1,4 +1,4 @@
-"""Charts as SVG text: the specification by Altair, drawn by vl-convert without a browser.
+"""Charts of a page: their specifications by Altair, which `draw` of drawing.py draws.
 
 Colours are CSS variables of the page, so that one drawing serves light and dark. A chart is as wide
 as a phone; the page puts several beside each other.
@@ -7,13 +7,12 @@ as a phone; the page puts several beside each other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import Any
 
 import altair as alt
-import vl_convert
 
 from jobs.report.distributions import Distribution
+from jobs.report.drawing import Drawing
 
 WIDTH, HEIGHT = 340, 190  # CSS pixels
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])  # runs differ without colour, too
@@ -26,7 +25,7 @@ COUNTS = "format(datum.value, datum.value < 10000 ? ',~g' : '~s')"
 SHARES = "format(datum.value, '~%')"
 
 
-def histogram(data: Distribution, label: str, *, seconds: bool) -> str:
+def histogram(data: Distribution, label: str, *, seconds: bool) -> Drawing:
     """The share of each run's rows in each bin: bars for one run, steps for several."""
     edges = data.edges
     scale = alt.Scale(
@@ -60,7 +59,7 @@ def histogram(data: Distribution, label: str, *, seconds: bool) -> str:
         encoded = chart.encode(
             x=alt.X("from:Q", scale=scale, axis=axis), x2="to", y=shares, y2=alt.datum(0)
         )
-        return _svg(encoded, label)
+        return _drawing(encoded, label)
     steps = [
         {"at": edge, "share": share, "run": str(run)}
         for run, values in enumerate(data.shares)
@@ -68,7 +67,7 @@ def histogram(data: Distribution, label: str, *, seconds: bool) -> str:
         for edge, share in zip(edges, (*values, values[-1]), strict=True)
     ]
     chart = alt.Chart(alt.Data(values=steps)).mark_line(interpolate="step-after", strokeWidth=1.6)
-    return _svg(
+    return _drawing(
         chart.encode(
             x=alt.X("at:Q", scale=scale, axis=axis), y=shares, **_by_run(len(data.shares))
         ),
@@ -76,7 +75,7 @@ def histogram(data: Distribution, label: str, *, seconds: bool) -> str:
     )
 
 
-def curves(rates: Sequence[Sequence[float]], part: float, label: str) -> str:
+def curves(rates: Sequence[Sequence[float]], part: float, label: str) -> Drawing:
     """A rate of each run over the time since its start. `part`: seconds between two values."""
     longest = part * max(len(one) for one in rates)
     unit, name = next(
@@ -102,7 +101,7 @@ def curves(rates: Sequence[Sequence[float]], part: float, label: str) -> str:
             line={"color": _colour(0), "strokeWidth": 1.6},
         )
     )
-    return _svg(
+    return _drawing(
         drawn.encode(
             x=alt.X(
                 "at:Q",
@@ -155,8 +154,8 @@ def _colour(run: int) -> str:
     return f"var(--run-{run + 1})"
 
 
-def _svg(chart: Any, label: str) -> str:
-    """Draw a chart. `label`: what a screen reader says."""
+def _drawing(chart: Any, label: str) -> Drawing:
+    """A chart in the style of the page."""
     sized = chart.properties(
         width=WIDTH,
         height=HEIGHT,
@@ -179,5 +178,4 @@ def _svg(chart: Any, label: str) -> str:
         .configure_axisY(domain=False)
         .configure_axisX(ticks=True, tickSize=4, labelPadding=4)
     )
-    svg: str = vl_convert.vegalite_to_svg(themed.to_dict(), allowed_base_urls=[])
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
+    return Drawing(themed.to_dict(), label)

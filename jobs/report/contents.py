@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from jobs.errors import invalid
 from jobs.report import charts, provenance, quotes
 from jobs.report.distributions import Distribution, Spread, distribution
+from jobs.report.drawing import Drawing
 from jobs.report.measures import Measures, read_measures
 from jobs.report.score_tables import ScoreTable, score_tables
 from jobs.report.timeline import LEAST_ROWS, timeline
@@ -52,10 +53,11 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A drawing with its heading, and lines of numbers for each run. `svg`: empty for few rows."""
+    """A drawing with its heading, and lines of numbers for each run. `drawing`: None for few
+    rows."""
 
     heading: str
-    svg: str
+    drawing: Drawing | None
     header: tuple[str, ...] = ()
     lines: tuple[tuple[str, ...], ...] = ()
 
@@ -239,13 +241,13 @@ def _histogram(runs: Sequence[Measures], column: str, heading: str, is_time: boo
         return None
     text = seconds_text if is_time else count_text
     most = max(one.count for one in data.spreads if one is not None)
-    drawn = ""
+    drawing = None
     if most >= LEAST_ROWS:
         label = f"{heading}: {_median(data, text)}"
-        drawn = charts.histogram(data, label, seconds=is_time)
+        drawing = charts.histogram(data, label, seconds=is_time)
     return Chart(
         heading,
-        drawn,
+        drawing,
         ("mean", "p50", "p90", "p99", "max"),
         tuple(_cells(one, text) for one in data.spreads),
     )

@@ -18,6 +18,7 @@ from jobs.encoding import encodable
 from jobs.errors import invalid
 from jobs.report import units
 from jobs.report.contents import Contents, title_of
+from jobs.report.drawing import draw
 from jobs.results.output_file import check_output
 from jobs.sizes import figure_text, interval_text
 
@@ -32,7 +33,10 @@ CONTROLS: dict[int, int | str] = {
 
 
 def render(contents: Contents) -> str:
-    """The HTML of a page. Lone surrogates of a configuration are shown as escapes."""
+    """The HTML of a page. Lone surrogates of a configuration are shown as escapes. Raises JobError
+    if its charts can't be drawn."""
+    charts = (*contents.speeds, *contents.lengths)
+    drawn = draw([one.drawing for one in charts if one.drawing is not None])
     templates = Environment(
         loader=PackageLoader("jobs.report"),
         autoescape=True,
@@ -55,7 +59,7 @@ def render(contents: Contents) -> str:
         version=version("chatjobs"),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         style=Markup(style),
-        drawn=Markup,
+        drawn=lambda drawing: Markup(drawn[drawing]),
     )
     return encodable(text)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import COMMAND, Run
 from tests.cli.test_json import documented
+from tests.jobs.report.runs import large_run
 
 
 def test_a_page_is_written_and_replaced(run: Run, finished_run: Path, tmp_path: Path) -> None:
@@ -71,3 +73,22 @@ def test_a_missing_package_is_named_with_the_extra(
     done = run("report", "r1", "--results", str(finished_run))
     assert done.exit_code == 2
     assert "report needs the package vl_convert: pip install" in done.stderr
+
+
+def test_memory_that_is_too_small_for_the_charts_is_one_sentence(tmp_path: Path) -> None:
+    large_run(tmp_path, "r1")
+    file = tmp_path / "page.html"
+    words = ("report", "r1", "-o", str(file), "--results", str(tmp_path))
+    limited = ["sh", "-c", 'ulimit -v 4000000; exec "$@"', "sh", str(COMMAND), *words]
+    before = {one.name for one in tmp_path.iterdir()}
+    done = subprocess.run(limited, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (3, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: the charts can't be drawn: their process ended by SIG")
+    assert "ulimit -v unlimited" in line
+    assert {one.name for one in tmp_path.iterdir()} == before
+    assert subprocess.run([COMMAND, *words]).returncode == 0
+    page = file.read_text()
+    assert page.count("<svg ") == 8
+    assert subprocess.run(limited, capture_output=True).returncode == 3
+    assert file.read_text() == page
