@@ -58,9 +58,10 @@ from worker.queue.worker_status import WorkerStatus
 from worker.residency.budget import share_out, size
 from worker.residency.commands import ModelCommands
 from worker.residency.downloads import DownloadCommands
-from worker.residency.manager import MAX_WAIT, Model, Residency, first_models
+from worker.residency.manager import MAX_WAIT, Residency
+from worker.residency.model import Model, first_models
 from worker.residency.other_workers import OtherWorkers
-from worker.residency.policy import Residence
+from worker.residency.policy import ResidencyPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def serve(
     hang_seconds: float = HANG_SECONDS,
     part_seconds: float = PART_SECONDS,
     http: tuple[str, int] | None = None,
-    residences: Mapping[str, Residence] | None = None,
+    policies: Mapping[str, ResidencyPolicy] | None = None,
     max_wait: float = MAX_WAIT,
 ) -> None:
     """Serve the models' queues until SIGTERM or SIGINT; with `burst`, until no job is queued or
@@ -90,7 +91,7 @@ def serve(
 
     results: folder of the rows; None leaves them to other workers. grace: seconds that running
     jobs get after the first signal. A worker that does not renew its lease for lease_seconds loses
-    its jobs to others. http: host and port of probes and metrics. residences: by the references of
+    its jobs to others. http: host and port of probes and metrics. policies: by the references of
     the models, how they come and go under the backend's budget; without a budget all models stay in
     memory. max_wait: see the planner. Runs on the main thread. Raises JobError.
     """
@@ -107,7 +108,7 @@ def serve(
         # With a short lease, the start waits for a slow server as long as with the default one.
         at_start = max(patience, LEASE_SECONDS / RENEWALS_PER_LEASE)
         lease = Workers(redis_url, name, (), at_start)
-        managed = _managed(backend, specs, residences or {})
+        managed = _managed(backend, specs, policies or {})
         first = specs if managed is None else first_models(managed.models, managed.budget)
         references = [spec.reference for spec in first]
         with Loading(client, lease, references, backend.memory(), lease_seconds):
@@ -266,7 +267,7 @@ class Managed(NamedTuple):
 
 
 def _managed(
-    backend: Backend, specs: Sequence[ModelSpec], residences: Mapping[str, Residence]
+    backend: Backend, specs: Sequence[ModelSpec], policies: Mapping[str, ResidencyPolicy]
 ) -> Managed | None:
     """The models with their shares of the budget; None without a budget. Raises JobError."""
     references = [spec.reference for spec in specs]
@@ -275,7 +276,7 @@ def _managed(
         raise invalid(f"model '{twice}' is given twice: name each model once", "model")
     budget = backend.memory().budget
     if budget is None or not isinstance(backend, SwappingBackend):
-        if any(one != Residence() for one in residences.values()):
+        if any(one != ResidencyPolicy() for one in policies.values()):
             raise invalid(
                 "pin, preload and keep_alive need memory: the budget within which models come and "
                 "go",
@@ -285,17 +286,17 @@ def _managed(
     named = [(backend.footprint(spec), spec) for spec in specs]
     for count in range(1, len(named) + 1):
         _check_names([(found.name, spec) for found, spec in named[:count]])
-    wishes = {found.name: residences.get(spec.reference, Residence()) for found, spec in named}
+    given = {found.name: policies.get(spec.reference, ResidencyPolicy()) for found, spec in named}
     shares = share_out(
         [found for found, _ in named],
         budget,
-        pinned={name for name, one in wishes.items() if one.pin},
+        pinned={name for name, one in given.items() if one.pin},
         caches={found.name: spec.cache_bytes for found, spec in named},
     )
     for name, share in shares.items():
         logger.info("%s takes %s of the budget of %s", name, share, size(budget))
     models = [
-        Model(found.name, spec, shares[found.name], wishes[found.name]) for found, spec in named
+        Model(found.name, spec, shares[found.name], given[found.name]) for found, spec in named
     ]
     return Managed(backend, budget, models)
 

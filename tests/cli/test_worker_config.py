@@ -15,7 +15,7 @@ from tests.cli.conftest import Run
 from worker.cli import options, worker_config
 from worker.cli.worker_config import ModelEntry, WorkerConfig, read_config, schema
 from worker.model_spec import ModelSpec
-from worker.residency.policy import Residence
+from worker.residency.policy import ResidencyPolicy
 
 SCHEMA = Path(worker_config.__file__).with_name("worker-schema.json")
 FILE = """
@@ -56,9 +56,9 @@ def test_two_models_differ_in_their_options(tmp_path: Path) -> None:
     (tmp_path / "template.jinja").write_text("")
     config = read(tmp_path, FILE)
     assert (config.device, config.memory, config.max_wait) == ("cpu", "90%", 60.0)
-    assert [one.residence for one in config.models] == [
-        Residence(pin=True, preload=True, keep_alive=inf),
-        Residence(pin=False, preload=False, keep_alive=300.0),
+    assert [one.policy for one in config.models] == [
+        ResidencyPolicy(pin=True, preload=True, keep_alive=inf),
+        ResidencyPolicy(pin=False, preload=False, keep_alive=300.0),
     ]
     defaults = ModelSpec(reference="", dtype="fp32", max_batch=16)
     first, second = (one.spec(defaults, tmp_path) for one in config.models)

@@ -16,7 +16,7 @@ from tests.worker.site import QUICK, Site, WorkerProcess
 from worker import tasks
 from worker.backend import Footprint
 from worker.model_spec import ModelSpec
-from worker.residency.policy import Residence
+from worker.residency.policy import ResidencyPolicy
 from worker.service import serve
 
 
@@ -46,7 +46,7 @@ def test_pinned_models_that_do_not_fit_into_the_budget_are_refused_with_the_sum(
             specs,
             redis_url=site.url,
             results=site.folder,
-            residences={name: Residence(pin=True) for name in ("one", "two")},
+            policies={name: ResidencyPolicy(pin=True) for name in ("one", "two")},
         )
     assert failure.value.message.splitlines() == [
         "the pinned models do not fit into --memory 1024 KiB:",

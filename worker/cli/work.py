@@ -41,7 +41,7 @@ from worker.cli.options import (
 from worker.cli.private_redis import private_redis, private_redis_hint
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import NGRAM, ModelSpec
-from worker.residency.policy import Residence
+from worker.residency.policy import ResidencyPolicy
 
 
 def _check_memory(
@@ -275,7 +275,7 @@ def work(
         prompt_caches=prompt_caches,
     )
     specs = [replace(options, reference=reference) for reference in models]
-    residences: dict[str, Residence] = {}
+    policies: dict[str, ResidencyPolicy] = {}
     if config is not None:
         from worker.cli.worker_config import read_config
 
@@ -284,7 +284,7 @@ def work(
             specs += [entry.spec(options, config.parent) for entry in found.models]
         except JobError as error:
             raise refusal(error) from None
-        residences = {entry.model: entry.residence for entry in found.models}
+        policies = {entry.model: entry.policy for entry in found.models}
         if found.max_wait is not None and not _is_given("max_wait"):
             max_wait = found.max_wait
         if found.device is not None and not _is_given("device"):
@@ -332,7 +332,7 @@ def work(
                 grace=grace,
                 burst=burst,
                 http=http,
-                residences=residences,
+                policies=policies,
                 max_wait=max_wait,
             )
         except JobError as error:

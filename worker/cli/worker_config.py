@@ -18,7 +18,7 @@ from jobs.errors import JobError, invalid
 from worker.cli.options import DEVICE
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
-from worker.residency.policy import Residence, keep_alive_seconds
+from worker.residency.policy import ResidencyPolicy, keep_alive_seconds
 
 
 def _amount(text: str) -> str:
@@ -86,9 +86,9 @@ class ModelEntry(Wire):
     )
 
     @property
-    def residence(self) -> Residence:
+    def policy(self) -> ResidencyPolicy:
         """How the model comes and goes."""
-        return Residence(
+        return ResidencyPolicy(
             pin=self.pin, preload=self.preload, keep_alive=keep_alive_seconds(self.keep_alive)
         )
 

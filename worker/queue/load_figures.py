@@ -1,4 +1,4 @@
-"""The figures of the loads of models. Their owner makes them: worker/residency/manager.py, or the
+"""The figures of the loads of models. Their owner makes them: worker/residency/executor.py, or the
 service for models that are loaded at the start and stay."""
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jobs.errors import invalid
+from jobs.errors import JobError, invalid
 from worker.queue.model_state import State
 from worker.queue.operator_commands import Facts, Handler, Task
 from worker.residency.manager import Residency
@@ -44,7 +44,14 @@ class ModelCommands:
     def _pin(self, args: Facts) -> Task:
         residency, name = self._of(args)
         residency.pin(name)
-        yield from self._until_ready(residency, name)
+        try:
+            yield from self._until_ready(residency, name)
+        except JobError as error:
+            residency.unpin(name)
+            raise JobError(
+                error.code, f"{name} is not pinned: {error.message}", error.param
+            ) from None
+        residency.check_pin(name)
         return residency.facts(name)
 
     def _unpin(self, args: Facts) -> Task:

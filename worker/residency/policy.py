@@ -11,7 +11,7 @@ DURATION_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Residence:
+class ResidencyPolicy:
     """The wishes of an operator for one model."""
 
     pin: bool = False  # always in memory: loaded at the start, never unloaded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,6 @@ from tests.worker.residency.test_manager import Worker
 from worker.queue.model_state import State
 from worker.queue.operator_commands import Facts, Task
 from worker.residency.commands import ModelCommands
-from worker.residency.policy import Residence
 
 MOST_ROUNDS = 100
 
@@ -61,7 +61,7 @@ def test_a_model_with_jobs_and_a_pinned_one_are_not_unloaded(worker: Worker) -> 
         command(worker, "unload")
     worker.running, worker.queues = {}, {}
     assert worker.round() == ["cold", "ready"]  # nothing of the command is left
-    worker.models[1].residence = Residence(pin=True)
+    worker.residency._set_pin("two", pin=True)
     with pytest.raises(JobError, match="two is pinned: unpin it first"):
         command(worker, "unload")
 
@@ -122,6 +122,62 @@ def test_pins_leave_room_for_each_other_model(worker: Worker) -> None:
     worker.residency._budget = 240
     assert command(worker, "pin") == {"model": "two", "state": "ready", "pinned": True}
     assert command(worker, "unpin")["pinned"] is False
+
+
+def test_a_model_that_is_pinned_during_its_unload_comes_back(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.residency._budget = 240
+    worker.load("two")
+    go, unload = threading.Event(), worker.backend.unload
+    monkeypatch.setattr(worker.backend, "unload", lambda name: (go.wait(), unload(name)))
+    away: Task = ModelCommands(worker.residency).handlers["unload"]({"model": "two"})
+    next(away)
+    worker.now += 1.0
+    worker.residency.step()
+    assert worker.states == ["cold", "draining"] and next(away) is None
+    pin: Task = ModelCommands(worker.residency).handlers["pin"]({"model": "two"})
+    assert next(pin) == {"model": "two", "state": "draining", "pinned": True}
+    go.set()
+    while worker.states != ["cold", "ready"]:
+        worker.round()
+    with pytest.raises(JobError, match="two stays in memory: a later command loads or pins it"):
+        next(away)
+    with pytest.raises(StopIteration) as end:
+        next(pin)
+    assert end.value.value == {"model": "two", "state": "ready", "pinned": True}
+    assert set(worker.backend.resident) == {"two"} and len(worker.backend.loaded) == 2
+
+
+def test_another_model_makes_room_when_the_one_that_drains_is_pinned() -> None:
+    worker = Worker("one", "two", "three")
+    worker.residency._budget = worker.backend._budget = 240
+    worker.load("one")
+    worker.load("two")
+    worker.running, worker.queues = {"one": 1, "two": 1}, {"three": Waiting(1, 99.0)}
+    assert sorted(worker.round(5.0)) == ["cold", "draining", "ready"]
+    draining, ready = sorted(("one", "two"), key=lambda name: worker.residency.state(name).value)
+    assert command(worker, "pin", draining) == {"model": draining, "state": "ready", "pinned": True}
+    assert worker.residency.state(ready) is State.DRAINING
+    worker.backend.close()
+
+
+def test_a_pin_that_fails_is_undone_and_says_why(worker: Worker) -> None:
+    worker.residency._budget = 240
+    worker.backend.missing = {"org/two"}
+    with pytest.raises(JobError, match="two is not pinned: org/two can't be loaded"):
+        command(worker, "pin")
+    assert worker.residency.facts("two") == {"model": "two", "state": "cold", "pinned": False}
+
+
+def test_a_pin_ends_when_a_later_command_unpins_the_model(worker: Worker) -> None:
+    worker.residency._budget = 240
+    pin: Task = ModelCommands(worker.residency).handlers["pin"]({"model": "two"})
+    next(pin)
+    assert command(worker, "unpin")["pinned"] is False
+    worker.round()
+    with pytest.raises(JobError, match="two is not pinned: a later command unpins it"):
+        next(pin)
 
 
 def test_a_load_that_fails_answers_with_its_reason(worker: Worker) -> None:

@@ -15,10 +15,12 @@ from tests.worker.fake_backend import FakeBackend
 from worker.model_spec import ModelSpec
 from worker.queue.served import Served
 from worker.queue.worker_status import WorkerStatus
-from worker.residency import manager
 from worker.residency.budget import Share
-from worker.residency.manager import Model, Residency, first_models
-from worker.residency.policy import Residence
+from worker.residency.executor import LEASE_RENEWAL_SECONDS
+from worker.residency.manager import Residency
+from worker.residency.model import Model, first_models
+from worker.residency.policy import ResidencyPolicy
+from worker.residency.swap import Swap
 
 BUDGET = 150
 
@@ -26,7 +28,7 @@ BUDGET = 150
 class Worker:
     """A worker with a budget for one of two models, or of others."""
 
-    def __init__(self, *names: str, **residences: Residence) -> None:
+    def __init__(self, *names: str, **policies: ResidencyPolicy) -> None:
         self.backend, self.served, self.now = FakeBackend(budget=BUDGET), Served(), 1000.0
         self.queues: dict[str, Waiting] = {}
         self.running: dict[str, int] = {}
@@ -40,7 +42,7 @@ class Worker:
                 name,
                 ModelSpec(reference=f"org/{name}", aliases=(f"{name}-alias",)),
                 Share(90, 10, 20),
-                residences.get(name, Residence()),
+                policies.get(name, ResidencyPolicy()),
             )
             for name in names or ("one", "two")
         ]
@@ -88,11 +90,14 @@ class Worker:
         """A round after so many seconds, up to the end of a swap. Returns the states."""
         self.now += seconds
         self.residency.step()
-        swap = self.residency._swap
+        swap = self.residency._executor._swap
         if swap is not None:
-            wait_until(swap.done.done)
-            self.residency.step()
+            wait_until(lambda: self._takes_end_of(swap))
         return self.states
+
+    def _takes_end_of(self, swap: Swap) -> bool:
+        self.residency.step()
+        return self.residency._executor._swap is not swap
 
     def load(self, name: str) -> None:
         self.queues = {name: Waiting(1, 0.0)}
@@ -141,7 +146,7 @@ def test_a_model_that_drains_is_ready_again_when_the_other_jobs_are_gone(worker:
 
 
 def test_a_model_is_unloaded_after_its_keep_alive() -> None:
-    worker = Worker(one=Residence(keep_alive=5.0))
+    worker = Worker(one=ResidencyPolicy(keep_alive=5.0))
     worker.load("one")
     worker.running = {"one": 1}
     assert worker.round(100.0) == ["ready", "cold"]
@@ -174,7 +179,7 @@ def test_the_lease_is_renewed_while_a_load_lasts(
     worker.residency.step()
     assert worker.states == ["cold", "loading"]
     worker.leases.clear()  # it has expired
-    worker.now += manager.LEASE_RENEWAL_SECONDS
+    worker.now += LEASE_RENEWAL_SECONDS
     worker.residency.step()
     assert worker.leases == {"two": "mine"}
     go.set()
@@ -256,9 +261,14 @@ def test_jobs_wait_for_other_workers_that_may_load_their_model(worker: Worker) -
     assert worker.served.refusal("two") is not None
 
 
-def test_models_stay_if_the_one_they_make_room_for_can_not_be_downloaded(worker: Worker) -> None:
+def test_models_stay_if_the_one_they_make_room_for_can_not_be_downloaded(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(spec: ModelSpec) -> None:
+        raise JobError("model_not_found", f"{spec.reference} is gated")
+
     worker.load("one")
-    worker.models[1].spec = ModelSpec(reference="gated/two")
+    monkeypatch.setattr(worker.backend, "fetch", fetch)
     worker.queues = {"two": Waiting(1, 0.0)}
     worker.round()
     assert worker.round() == ["ready", "cold"]
@@ -271,7 +281,7 @@ def test_an_unload_that_fails_ends_the_worker(
     worker.load("one")
 
     def fail(name: str) -> None:
-        raise JobError("internal", "requested by the test")
+        raise RuntimeError("requested by the test")
 
     monkeypatch.setattr(worker.backend, "unload", fail)
     worker.queues = {"two": Waiting(1, 0.0)}
@@ -286,17 +296,17 @@ def test_nothing_is_loaded_once_the_worker_stops(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("residences", "budget", "first"),
+    ("policies", "budget", "first"),
     [
         ({}, 240, ["org/one", "org/two"]),
         ({}, 150, ["org/one"]),
-        ({"two": Residence(pin=True)}, 150, ["org/two"]),
-        ({"one": Residence(preload=False)}, 240, ["org/two"]),
+        ({"two": ResidencyPolicy(pin=True)}, 150, ["org/two"]),
+        ({"one": ResidencyPolicy(preload=False)}, 240, ["org/two"]),
     ],
 )
 def test_what_is_loaded_at_the_start(
-    residences: dict[str, Any], budget: int, first: Sequence[str]
+    policies: dict[str, Any], budget: int, first: Sequence[str]
 ) -> None:
-    worker = Worker(**residences)
+    worker = Worker(**policies)
     assert [one.reference for one in first_models(worker.models, budget)] == first
     worker.backend.close()

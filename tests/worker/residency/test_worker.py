@@ -11,7 +11,7 @@ from jobs.store.worker_status import read_workers
 from tests.worker.fake_backend import FakeBackend, FakeHandle
 from tests.worker.site import QUICK, Site
 from worker.model_spec import ModelSpec
-from worker.residency.policy import Residence
+from worker.residency.policy import ResidencyPolicy
 from worker.service import serve
 
 BUDGET = 150  # for one of two models, which take 100 and a cache
@@ -49,7 +49,7 @@ def test_a_model_with_jobs_makes_room_when_others_have_waited_for_too_long(site:
 def test_jobs_of_a_model_that_can_not_be_loaded_fail_with_its_reason(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.residency.manager.BACKOFF_SECONDS", (0.05, 0.1))
+    monkeypatch.setattr("worker.residency.executor.BACKOFF_SECONDS", (0.05, 0.1))
     backend = FakeBackend(budget=BUDGET)
     backend.missing = {"two"}
     bad, good = site.submit(model="two"), site.submit(model="one")
@@ -94,4 +94,4 @@ def test_one_of_two_workers_swaps_for_a_job(site: Site) -> None:
 
 def test_wishes_without_a_budget_are_refused(site: Site) -> None:
     with pytest.raises(JobError, match="need memory"):
-        work(site, FakeBackend(), "one", residences={"one": Residence(pin=True)})
+        work(site, FakeBackend(), "one", policies={"one": ResidencyPolicy(pin=True)})
