@@ -30,7 +30,7 @@ from jobs.data_sets.requests import (
     custom_id_of,
 )
 from jobs.data_sets.row_files import RowFile, opened_rows
-from jobs.data_sets.row_templates import BrokenTemplate, RowTemplate
+from jobs.data_sets.row_templates import MAX_BROKEN, BrokenTemplate, RowTemplate
 from jobs.data_sets.score_items import ItemLine, ItemReader, known_fields, row_fields
 from jobs.data_sets.source import ErrorRow, RequestRow, SourceRow, Wanted
 from jobs.errors import InvalidRequest, invalid
@@ -39,7 +39,6 @@ from jobs.store.rq_layout import MAX_DATA
 
 MAX_SHOWN = 50  # columns in a sentence
 FIRST_ROWS = 100  # that are looked at before the run begins
-MAX_BROKEN = 3  # of them: rows for which a template takes too long, some seconds each
 
 
 @dataclass(frozen=True, slots=True)

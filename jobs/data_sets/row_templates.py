@@ -17,6 +17,9 @@ class Sandbox(Protocol):
     def render(self, template: str, values: Mapping[str, Any]) -> str: ...
 
 
+MAX_BROKEN = 3  # of the first rows: those for which a template takes too long, some seconds each
+
+
 class BrokenTemplate(InvalidRequest):
     """The fault is the template's, not the row's: it exceeds the limits of the sandbox, or is
     blocked by it."""
@@ -41,15 +44,15 @@ class RowTemplate:
         if "body" in data:
             raise invalid("a template can't be used with a line of an OpenAI batch file: omit it")
         values = {self._columns.get(name, name): value for name, value in data.items()}
+        return self.render({**values, **data})
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The text of values by their names. Raises InvalidRequest."""
         try:
-            return self.render({**values, **data})
+            return self._sandbox.render(self.text, _as_json(values))
         except JobError as error:
             kind = InvalidRequest if error.code == "invalid_request" else BrokenTemplate
             raise kind("invalid_request", error.message, "template") from None
-
-    def render(self, values: Mapping[str, Any]) -> str:
-        """The prompt of values by their names. Raises JobError."""
-        return self._sandbox.render(self.text, _as_json(values))
 
 
 def _as_json(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from jobs.api.request import ChatRequest
+from jobs.data_sets.row_templates import MAX_BROKEN, BrokenTemplate
 from jobs.data_sets.source import ErrorRow, RequestRow, SourceRow, Wanted
 from jobs.errors import InvalidRequest, JobError, invalid
 from jobs.results.files import Results
@@ -25,8 +26,9 @@ from jobs.runs.written_rows import WrittenRows
 from jobs.scores.judge import COLUMNS, Judge, template_values, verdict_of
 from jobs.scores.outcome import MAX_TEXT, shortened
 from jobs.scores.targets import Targets
+from jobs.sizes import counted
 
-Render = Callable[[Mapping[str, Any]], str]  # the values of a template → the prompt
+Render = Callable[[Mapping[str, Any]], str]  # values → the prompt; raises InvalidRequest
 
 SAMPLE = (*KEY, "model", "job_id", "attempt")  # in the metadata of a judge's row
 UNANSWERED = "unanswered"  # there, of a sample without an answer
@@ -58,11 +60,23 @@ class Questions:
         return len(self._numbers)
 
     def check(self) -> None:
-        """Raise InvalidRequest if none of the first samples makes a valid request."""
+        """Raise InvalidRequest if none of the first samples makes a valid request, or if the
+        template is too slow for several."""
         answered = (row for row in self._samples() if _is_answered(row))
-        found = [self._question(0, row) for row in islice(answered, FIRST_ROWS)]
-        errors = [one.error for one in found if isinstance(one, ErrorRow)]
-        if errors and len(errors) == len(found):
+        errors: list[JobError] = []
+        count = broken = 0
+        for count, row in enumerate(islice(answered, FIRST_ROWS), start=1):
+            one = self._question(0, row)
+            if isinstance(one, ErrorRow):
+                errors.append(one.error)
+                broken += isinstance(one.error, BrokenTemplate)
+            if broken == MAX_BROKEN:
+                raise invalid(
+                    f"{errors[-1].message}, for {broken} of the first {counted(count, 'answer')}: "
+                    "correct the template of the judge",
+                    "metric",
+                )
+        if errors and len(errors) == count:
             raise invalid(f"no answer can be judged: {errors[0].message}", "metric")
 
     def read(self, wanted: Wanted) -> Iterator[SourceRow | None]:
@@ -122,8 +136,8 @@ class Questions:
                 if self._targets is not None:
                     row = {**row, "target": self._targets.of(row)}
                 prompt = self._render(template_values(row))
-            except JobError as failure:
-                error = InvalidRequest("invalid_request", failure.message, "metric")
+            except InvalidRequest as failure:
+                error = failure
         try:
             request = ChatRequest.parse(
                 {**fields, "messages": [{"role": "user", "content": prompt or "-"}]}

@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from jobs.data_sets.row_templates import BrokenTemplate
+from jobs.errors import InvalidRequest
 from jobs.runs.judge_run import Questions
 from jobs.scores.judge import Judge
 from tests.jobs.scores.runs import answers, make_run
@@ -46,3 +50,21 @@ def test_samples_between_those_that_were_judged_get_free_numbers(tmp_path: Path)
     replaced = [*rows[:2], {**rows[2], "attempt": 2}, *rows[3:]]
     make_run(tmp_path, replaced)
     assert numbers(Questions(results, "r1", judge, str)) == {0: 0, 1: 1, 2: 3, 3: 4, 4: 2, 5: 5}
+
+
+def test_a_template_that_is_too_slow_for_several_answers_is_refused(tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    def slow(values: Any) -> str:
+        calls.append(values)
+        if values["text"] != "a":
+            raise BrokenTemplate("invalid_request", "the template takes too long", "template")
+        return "prompt"
+
+    results = make_run(tmp_path, answers(*((text, None) for text in "aabcdef")))
+    with pytest.raises(InvalidRequest) as raised:
+        Questions(results, "r1", Judge("fake"), slow).check()
+    assert raised.value.message.startswith(
+        "the template takes too long, for 3 of the first 5 answers: correct the template"
+    )
+    assert len(calls) == 5
