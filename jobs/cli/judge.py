@@ -68,7 +68,9 @@ def score_by_judge(
             judge.configuration(run),
             window=WINDOW_ROWS,
         )
-        watched = WatchedRun(asked, connected, store, [judge.model], len(questions), quiet=quiet)
+        watched = WatchedRun(
+            asked, connected, store, [judge.model], len(questions), spec.text, quiet=quiet
+        )
         found = watched.execute(questions.outdated)
     if not found.holds:
         raise Failure(f"the rows of run {questions.name} are not those of run {run}: {found}")

@@ -19,6 +19,7 @@ from jobs.sizes import counted
 
 PLAIN_LINE_SECONDS = 2.0
 RUN_LINE_SECONDS = 10.0
+MAX_NAME = 30  # characters before a bar
 RATE_SECONDS = 30.0  # over which the speed of a run is measured
 
 
@@ -57,20 +58,23 @@ class _Progress:
 
 
 class RowProgress(_Progress):
-    """Progress of the rows of a run; `update` may be called at any rate. With `quiet`, nothing is
-    printed; no bar is shown if `stdout_busy`, on a terminal that also shows what is written to
-    stdout."""
+    """Progress of the rows of a run; `update` may be called at any rate. `name`: what is done with
+    the rows, where a command shows several. With `quiet`, nothing is printed; no bar is shown if
+    `stdout_busy`, on a terminal that also shows what is written to stdout."""
 
-    def __init__(self, total: int, *, quiet: bool = False, stdout_busy: bool = False) -> None:
+    def __init__(
+        self, total: int, name: str = "", *, quiet: bool = False, stdout_busy: bool = False
+    ) -> None:
         super().__init__(
+            *_named(name),
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
             progress.TextColumn("rows{task.fields[speed]}"),
             progress.TimeRemainingColumn(),
             shown=not quiet and not (stdout_busy and is_terminal(sys.stdout)),
         )
-        self._total, self._quiet = total, quiet
-        self._task = self._bar.add_task("", total=total, speed="")
+        self._total, self._quiet, self._label = total, quiet, _label(name)
+        self._task = self._bar.add_task(_description(name), total=total, speed="")
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
@@ -84,21 +88,24 @@ class RowProgress(_Progress):
         if self._quiet or not done or not self._line_due(now):
             return
         left = (self._total - done) * (now - self._started) / done
-        echo(f"{done}/{counted(self._total, 'row')}{speed}, {left:.0f} s left", err=True)
+        rows = f"{done}/{counted(self._total, 'row')}"
+        echo(f"{self._label}{rows}{speed}, {left:.0f} s left", err=True)
 
 
 class RunProgress(_Progress):
-    """Progress of a run; `update` may be called at any rate."""
+    """Progress of a run; `update` may be called at any rate. `name`: what the run does, where a
+    command shows several."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, name: str = "", *, quiet: bool) -> None:
         super().__init__(
+            *_named(name),
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
             progress.TextColumn("rows{task.fields[facts]}"),
             shown=not quiet,
         )
-        self._quiet = quiet
-        self._task = self._bar.add_task("", total=None, facts="")
+        self._quiet, self._label = quiet, _label(name)
+        self._task = self._bar.add_task(_description(name), total=None, facts="")
         self._marks: deque[tuple[float, int, int]] = deque()  # time, rows and tokens
 
     def update(self, done: int, total: int | None, tokens: int, failed: int) -> None:
@@ -113,7 +120,7 @@ class RunProgress(_Progress):
         self._bar.update(self._task, completed=done, total=total, facts=facts)
         if not self._quiet and self._line_due(now, RUN_LINE_SECONDS):
             of = "" if total is None else f"/{total:,}"
-            echo(f"{done:,}{of} rows{facts}", err=True)
+            echo(f"{self._label}{done:,}{of} rows{facts}", err=True)
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
@@ -130,6 +137,21 @@ class RunProgress(_Progress):
         since, rows_before, tokens_before = self._marks[0]
         seconds = max(now - since, 1.0)
         return (done - rows_before) / seconds, (tokens - tokens_before) / seconds
+
+
+def _named(name: str) -> list[progress.ProgressColumn]:
+    """The column before a bar: the description of its task, if there is one."""
+    return [progress.TextColumn("{task.description}", markup=False)] if name else []
+
+
+def _description(name: str) -> str:
+    shown = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
+    return printable(shown, err=True)
+
+
+def _label(name: str) -> str:
+    """The begin of a plain line."""
+    return f"{name}: " if name else ""
 
 
 def duration_text(seconds: float) -> str:

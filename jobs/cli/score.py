@@ -191,7 +191,7 @@ def _scored(
     from jobs.results.files import read_again
     from jobs.scores.scoring import score_run
 
-    with RowProgress(store.dataset(run).count_rows(), quiet=quiet) as progress:
+    with RowProgress(store.dataset(run).count_rows(), spec.text, quiet=quiet) as progress:
         return read_again(
             lambda: score_run(
                 store,

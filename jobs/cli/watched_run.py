@@ -33,16 +33,18 @@ class WatchedRun:
         store: Results,
         models: Sequence[str],
         total: int,
+        name: str = "",
         *,
         quiet: bool,
         max_error_rate: float | None = None,
         unserved: str = "",
     ) -> None:
-        """`unserved`: what to do if nobody serves a model."""
+        """`name`: before the progress, where a command shows several. `unserved`: what to do if
+        nobody serves a model."""
         self._run, self._connected, self._store = run, connected, store
         self._models, self._total = tuple(models), total
         self._quiet, self._max_error_rate = quiet, max_error_rate
-        self._unserved = unserved
+        self._unserved, self._name = unserved, name
 
     def execute(self, redo: Redo | None = None, note: str = "") -> Audit:
         """Run all rows, and count them. `redo`: see `DataSetRun.execute`. `note`: a line above the
@@ -55,7 +57,10 @@ class WatchedRun:
         self._run.check()
         gc.freeze()  # a full collection would look at all that was imported, again and again
         stop = Stop()
-        with RunProgress(quiet=self._quiet) as progress, interrupts_call(stop.interrupt):
+        with (
+            RunProgress(self._name, quiet=self._quiet) as progress,
+            interrupts_call(stop.interrupt),
+        ):
             watcher = RunWatcher(
                 self._connected,
                 self._store,

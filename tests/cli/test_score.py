@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import Results
+from jobs.cli.progress import RowProgress
 from jobs.report.score_tables import score_tables
 from jobs.results.compact import compact
 from tests.cli.conftest import Run, Show
@@ -218,3 +219,15 @@ def test_a_mixture_of_models_is_named(run: Run, tmp_path: Path) -> None:
     rows[0]["model_fingerprint"] = "new"
     make_run(tmp_path, rows)
     assert "versions" not in run(*words).stderr
+
+
+def test_the_progress_of_each_metric_has_its_name(
+    show: Show, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RowProgress, "_line_due", lambda *_: True)
+    pattern = f"regex:[a{{1}}b]{'x?' * 30}"
+    words = ("score", "r1", "-m", "exact", "-m", pattern, "--results", folder)
+    lines = show(*words).err
+    assert "exact: 5/5 rows, 0 s left" in lines and f"{pattern}: 5/5 rows" in lines
+    shown = show(*words, terminal=True, columns=120).err
+    assert "exact " in shown and f"{pattern[:29]}…" in shown
