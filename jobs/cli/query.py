@@ -158,6 +158,6 @@ def _print_rows(names: list[str], rows: Iterator[list[Any]]) -> None:
         numeric = values and all(isinstance(one, int | float) for one in values)
         last = index == len(names) - 1
         columns.append(number(name) if numeric else free_text(name) if last else name)
-    print_table(columns, [[_shown(one) for one in row] for row in shown])
+    print_table(columns, [[_shown(one) for one in row] for row in shown], fit=True)
     if more:
         echo(f"the first {counted(MAX_ROWS, 'row')}: --json prints all", err=True)

@@ -36,8 +36,11 @@ def free_text(name: str) -> Column:
     return Column(name, text=True)
 
 
-def print_table(columns: Sequence[Column | str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows of cells below the names of their columns. Free text is the last column."""
+def print_table(
+    columns: Sequence[Column | str], rows: Sequence[Sequence[object]], *, fit: bool = False
+) -> None:
+    """Print rows of cells below the names of their columns. Free text is the last column. `fit`:
+    a column that is wider than a terminal is shortened there like free text."""
     from rich.cells import cell_len, set_cell_size
 
     shown = [one if isinstance(one, Column) else Column(one) for one in columns]
@@ -49,6 +52,11 @@ def print_table(columns: Sequence[Column | str], rows: Sequence[Sequence[object]
         for index, column in enumerate(shown)
     ]
     limit = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else sys.maxsize
+    if fit:
+        shown = [
+            column._replace(text=column.text or width > limit - GAP)
+            for column, width in zip(shown, widths, strict=True)
+        ]
     more = "…" if encodable("…", sys.stdout) == "…" else "..."
     lines = list(_lines(shown, widths, limit))
 

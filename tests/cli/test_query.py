@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from jobs.cli.options import RESERVED_RUNS
 from jobs.cli.results import results
-from tests.cli.conftest import Run, Spawn
+from tests.cli.conftest import Run, Show, Spawn
+from tests.jobs.scores.runs import make_run
 from tests.waiting import PATIENCE
 
 
@@ -133,3 +135,15 @@ def test_a_run_named_as_a_subcommand_can_be_shown(run: Run, finished_run: Path) 
     done = run("results", "show", "query", "--results", str(finished_run))
     assert done.exit_code == 0
     assert "rows        3" in done.stdout
+
+
+def test_all_columns_fit_a_terminal_and_are_whole_in_a_pipe(show: Show, tmp_path: Path) -> None:
+    row = {"text": "x" * 100, "messages": [{"role": "user", "content": "word " * 40}]}
+    make_run(tmp_path, [{**row, "request_hash": "f" * 64, "target": "t" * 79}])
+    words = ("results", "query", "select * from samples", "r1", "--results", str(tmp_path))
+    shown = show(*words, terminal=True)
+    plain = re.sub(r"\x1b\[\d*m", "", shown.out)
+    assert max(map(len, plain.splitlines())) <= 80
+    assert "f" * 64 in shown.out and "t" * 60 in shown.out
+    piped = show(*words)
+    assert "x" * 100 in piped.out and "t" * 79 in piped.out
