@@ -77,6 +77,9 @@ class DryRun:
                     check_folder(connected, self._store)
                     SameVersions(connected.redis, self._store, self._name).check()
                     self._run_pilot(connected, found)
+        except (click.ClickException, JobError) as error:  # such as Redis that is not reached
+            self._no_pilot = error.message
+            raise
         finally:
             if as_json:
                 print_json(self._facts(found))

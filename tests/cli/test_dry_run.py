@@ -14,7 +14,7 @@ from click.testing import Result
 
 from jobs import ChatRequest, Client
 from jobs.keys import bulk_queue
-from tests.cli.conftest import Run, Spawn
+from tests.cli.conftest import UNREACHABLE, Run, Spawn
 from tests.cli.test_json import documented
 from tests.worker.site import PATIENCE, Site, wait_until
 from worker import Engine
@@ -118,7 +118,9 @@ def test_without_redis_the_data_set_is_described(run: Run, tmp_path: Path) -> No
     result = run("run", str(data_set(tmp_path, prompts(3))), "-m", "fake", "--dry-run")
     assert result.exit_code == 3
     assert "3, 0 done, 3 to run" in result.stdout
-    assert "none: it was not finished" in result.stdout
+    (error,) = result.stderr.splitlines()
+    assert "Redis" in error and UNREACHABLE.partition("//")[2].partition("/")[0] in error
+    assert f"none: {error.removeprefix('error: ')}\n" in result.stdout
     refused = run("run", str(tmp_path / "data.jsonl"), "-m", "fake", "--price-per-hour", "1")
     assert (refused.exit_code, refused.stdout) == (2, "")
 
