@@ -63,7 +63,7 @@ class AsyncConnection:
 
     async def close(self) -> None:
         if self._hub_task is not None:
-            self._hub_task.cancel()
+            self._hub.end(self._hub_task)
             await asyncio.gather(self._hub_task, return_exceptions=True)
         await self.redis.aclose()
 

@@ -133,6 +133,7 @@ class Hub:
         self._wake = asyncio.Event()
         self._subscribed: set[str] = set()  # SUBSCRIBE has been sent
         self._acknowledged: set[str] = set()
+        self._ended = False
 
     def add(self, box: Mailbox) -> None:
         for channel in box.channels:
@@ -153,9 +154,19 @@ class Hub:
                     self._changed.add(channel)
         self._wake.set()
 
+    def end(self, task: asyncio.Task[None]) -> None:
+        """Let `task`, which awaits `run`, end soon. A cancellation alone is not enough: redis-py
+        sends by asyncio.wait_for, which loses one that comes when the command has just been sent
+        (https://github.com/python/cpython/issues/86296, mended in Python 3.12)."""
+        self._ended = True
+        self._wake.set()
+        task.cancel()
+
     async def run(self, may_end: Callable[[], bool]) -> None:
-        """Serve the mailboxes, until there have been none for IDLE_SECONDS and `may_end` agrees."""
-        while True:
+        """Serve the mailboxes, until there have been none for IDLE_SECONDS and `may_end` agrees, or
+        until `end`."""
+        self._ended = False
+        while not self._ended:
             try:
                 async with self._open() as pubsub:
                     if await self._serve(pubsub, may_end):
@@ -194,6 +205,8 @@ class Hub:
                     if may_end():
                         return True
                 self._wake.clear()
+                if self._ended:
+                    return True
                 if reader is not None and reader.done():
                     reader.result()
         finally:

@@ -80,7 +80,7 @@ class _Running:
 
     def stop(self) -> None:
         with suppress(RuntimeError):  # the loop has ended
-            self.loop.call_soon_threadsafe(self._task.cancel)
+            self.loop.call_soon_threadsafe(self.hub.end, self._task)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_SECONDS)
 

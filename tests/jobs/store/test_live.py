@@ -152,6 +152,33 @@ def test_closing_the_client_ends_its_thread(redis_url: str, worker: StepwiseWork
     assert live_threads() <= before
 
 
+async def _loses_its_cancellation(subscribe: Callable[..., Any], *args: Any) -> None:
+    """Send, and go on as asyncio.wait_for of Python 3.11 does when it is cancelled just then."""
+    await subscribe(*args)
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(PATIENCE)
+
+
+def test_an_asyncio_client_closes_although_a_cancellation_is_lost(
+    client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = client.submit_many([REQUEST])
+    subscribe = live._PubSub.subscribe
+    monkeypatch.setattr(
+        live._PubSub, "subscribe", lambda *args: _loses_its_cancellation(subscribe, *args)
+    )
+
+    async def run() -> None:
+        async with AsyncClient(redis_url) as aclient:
+            waiting = asyncio.create_task(aclient.job(job.id).result(timeout=PATIENCE))
+            await until_async(lambda: subscriptions(client) == 1)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(run())
+    assert subscriptions(client) == 0
+
+
 def test_a_connection_that_breaks_while_channels_change_is_opened_again(
     client: Client, redis_url: str
 ) -> None:
@@ -171,7 +198,7 @@ def test_a_connection_that_breaks_while_channels_change_is_opened_again(
             await asyncio.sleep(0)
         await until_async(lambda: b"kept" in client.redis.pubsub_channels())
         assert not task.done()
-        task.cancel()
+        hub.end(task)
         await asyncio.gather(task, return_exceptions=True)
         await hub._client.aclose()
 
