@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jobs.api.answer import Usage
 from jobs.api.sampling import Sampling
@@ -113,6 +113,19 @@ class MachineError(JobError):
         return cls("internal", f"{type(error).__name__}: {error}")
 
 
+class TooLong(JobError):
+    """A request needs a context of at least `tokens` tokens, and the model of this worker has a
+    shorter one: another worker may have it. `rest`: this worker can run all but that part of the
+    request; it is submitted again, to a sink that does not hand on."""
+
+    def __init__(self, message: str, param: str | None, tokens: int, *, rest: bool = False) -> None:
+        super().__init__("context_length_exceeded", message, param)
+        self.tokens, self.rest = tokens, rest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.message, self.param, self.tokens))
+
+
 class Progress(NamedTuple):
     """The deltas that a request has added, and at its end the outcome."""
 
@@ -130,7 +143,11 @@ class Assembly(Protocol):
 
 
 class Sink(Protocol):
-    """Told of the progress of one request."""
+    """Told of the progress of one request. hands_on: a request of which a part is too long ends
+    with TooLong before anything of it runs, since another worker may run all of it."""
+
+    @property
+    def hands_on(self) -> bool: ...
 
     def pending(self, assembly: Assembly) -> None:
         """Events have come since the last `take`; the last one of a sequence is always announced.

@@ -18,10 +18,20 @@ from jobs.store import rq_layout
 from jobs.store.claimed_job import FIELDS, ClaimedJob, Lease, read
 from jobs.store.damage import Damaged, damage_of, readable
 from jobs.store.limits import DEFAULTS, Limits, parse_limits
-from jobs.store.preludes import AFFINITY_LUA, QUEUE_LUA, TENANT_RUNNING_LUA
+from jobs.store.preludes import (
+    AFFINITY_LUA,
+    LONGER_LUA,
+    QUEUE_LUA,
+    STATUSES_LUA,
+    TENANT_RUNNING_LUA,
+)
 from jobs.store.turns import BEGIN, begin_script, read_history, session_of
 
-CLAIM = lua.load("jobs.store", "claim", QUEUE_LUA, TENANT_RUNNING_LUA, AFFINITY_LUA)
+CLAIM = lua.load(
+    "jobs.store",
+    "claim",
+    *(QUEUE_LUA, TENANT_RUNNING_LUA, STATUSES_LUA, AFFINITY_LUA, LONGER_LUA),
+)
 
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
 
@@ -65,10 +75,18 @@ class Claims:
         self._begin_turn = redis.register_script(BEGIN)
         self._known_limits = DEFAULTS  # while another program has written their key
 
-    def claim(self, queues: Sequence[str], room: Sequence[int], *, suspects: bool) -> Claim:
+    def claim(
+        self,
+        queues: Sequence[str],
+        room: Sequence[int],
+        contexts: Sequence[int],
+        *,
+        suspects: bool,
+    ) -> Claim:
         """Take jobs from the front of the queues, those of the first queues first. `room`: of each
-        queue, in sequences; a job is taken while there is any. `suspects`: take a group of suspects
-        instead, if any wait."""
+        queue, in sequences; a job is taken while there is any. `contexts`: of each queue, the
+        tokens that a sequence may have, 0 if that is not known: jobs that need more are left to
+        workers that have it. `suspects`: take a group of suspects instead, if any wait."""
         if not queues:
             return Claim([], math.inf)
         moment = time.time()
@@ -87,7 +105,7 @@ class Claims:
         taken: list[Any] = []
         left, held = 1, -1
         while left and not taken:  # each call looks at some tenants only
-            taken, left, held, now, stored = self._claim(keys=names, args=[*args, *room])
+            taken, left, held, now, stored = self._claim(keys=names, args=[*args, *room, *contexts])
         claimed_at = clock.now()
         limits = self._limits(stored)
         claimed = []

@@ -7,7 +7,7 @@ with what RQ itself writes and reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from redis import Redis
@@ -24,6 +24,7 @@ from jobs.store.leases import Leases
 from jobs.store.maintenance import Maintenance
 from jobs.store.served_queues import ServedQueues
 from jobs.store.settlement import Settlement
+from jobs.store.worker_status import Published, published
 from jobs.store.workers import DeadWorker
 
 SOON = 70.0  # seconds: more than the longest pause before a retry
@@ -47,16 +48,28 @@ class JobStore:
         """The model, by the name in the job's queue, and whether that is the queue of bulk jobs."""
         return keys.model_of(lease.queue), keys.is_bulk(lease.queue)
 
-    def claim(self, room: Callable[[str, bool], int], *, suspects: bool = False) -> Claim:
+    def claim(
+        self,
+        room: Callable[[str, bool], int],
+        contexts: Mapping[str, int] | None = None,
+        *,
+        suspects: bool = False,
+    ) -> Claim:
         """Take jobs, interactive ones before bulk ones. `room(model, bulk)`: for sequences.
-        `suspects`: take a group of suspects instead, if any wait."""
+        `contexts`: the tokens that a sequence may have, by the names of models, as far as that is
+        known. `suspects`: take a group of suspects instead, if any wait."""
         queues = self.queues.now()
         most = [room(keys.model_of(queue), keys.is_bulk(queue)) for queue in queues]
-        return self._claims.claim(queues, most, suspects=suspects)
+        tokens = [(contexts or {}).get(keys.model_of(queue), 0) for queue in queues]
+        return self._claims.claim(queues, most, tokens, suspects=suspects)
 
     def read(self, lease: Lease) -> ClaimedJob:
         """The job of a lease, as its hash is now."""
         return self._claims.read(lease)
+
+    def workers(self) -> Published:
+        """What the workers publish about themselves."""
+        return published(self._client)
 
     def settle(
         self, settlements: Sequence[Settlement], dead: DeadWorker | None = None

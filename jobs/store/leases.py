@@ -92,6 +92,7 @@ class ReturnArgs(NamedTuple):
     delay: int | str = ""
     failures: str = ""
     origin: str = ""
+    longer: str = ""
 
 
 def lease_keys(lease: Lease, worker: str) -> LeaseKeys:
@@ -230,6 +231,13 @@ class Leases:
             names = return_keys(job.lease, self._worker, target)
             self._return(keys=names, args=args, client=pipeline)
         pipeline.execute()
+
+    def leave_to(self, lease: Lease, worker: str, tokens: int) -> None:
+        """Return a job that needs a context of so many tokens for a worker that has one, without
+        using a retry. It waits at the front of its queue, in the order of those that were returned
+        so; see longer.lua. The attempt has published nothing and does not count."""
+        args = self._args(lease, "LPUSH", undo_attempt=1, longer=f"{tokens} {worker}")
+        self._return(keys=return_keys(lease, self._worker), args=args)
 
     def retry(
         self,

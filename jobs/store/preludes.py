@@ -18,7 +18,10 @@ RESERVATIONS_LUA = lua.load("jobs.store", "reservations")  # rows and bytes; beh
 # Behind QUEUE_LUA and RESERVATIONS_LUA:
 DELETE_JOB_LUA = lua.load("jobs.store", "delete_job")  # jobs that no worker runs
 TENANT_RUNNING_LUA = lua.load("jobs.store", "tenant_running")  # behind QUEUE_LUA
-AFFINITY_LUA = lua.load("jobs.store", "affinity")  # of sessions to workers; behind QUEUE_LUA
+STATUSES_LUA = lua.load("jobs.store", "statuses")  # of workers
+# Behind QUEUE_LUA and STATUSES_LUA:
+AFFINITY_LUA = lua.load("jobs.store", "affinity")  # of sessions to workers
+LONGER_LUA = lua.load("jobs.store", "longer")  # jobs that are too long for a worker
 LEASE_LUA = lua.load("jobs.store", "lease")  # of a started job; behind TENANT_RUNNING_LUA
 STREAM_END_LUA = lua.load("jobs.store", "end_stream")  # behind QUEUE_LUA
 JOB_END_LUA = lua.load(

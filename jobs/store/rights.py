@@ -39,6 +39,7 @@ COMMANDS = (
     ),
     *(
         "LINDEX KEY 0",
+        "LINSERT KEY AFTER a b",
         "LLEN KEY",
         "LPOP KEY",
         "LPOS KEY a",

@@ -49,6 +49,7 @@ ROW = "chatjobs_row"  # attempt of which the job's last row is
 LOST = "chatjobs_lost"  # workers that died while they ran it
 LOST_AT = "chatjobs_lost_at"  # seconds since the epoch: the last of these deaths
 GROUP = "chatjobs_group"  # group of suspects that it is run with
+LONGER = "chatjobs_longer"  # the context that it needs, and a worker that has it: longer.lua
 MACHINE_ERRORS = "chatjobs_machine_errors"  # attempts that ended because of their worker's machine
 RETRIED = "chatjobs_retried"  # retries used after errors
 

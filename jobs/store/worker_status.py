@@ -64,6 +64,17 @@ class Published(NamedTuple):
             for name in set(one["names"]).difference(one.get("failing", []))
         }
 
+    def contexts(self, model: str, func: str) -> dict[str, int]:
+        """The tokens that a sequence of a model may have, by the names of the running workers that
+        run a function for it, as far as they say so; those with the most room first."""
+        found = [
+            one
+            for one in self.running
+            if model in one.get("contexts", {}) and func in funcs_of(one)
+        ]
+        found.sort(key=lambda one: -_room(one, model))
+        return {one["name"]: one["contexts"][model] for one in found}
+
     def without(self, model: str, func: str) -> list[str]:
         """The names of the running workers that serve a model and do not run a function."""
         return [
@@ -145,6 +156,13 @@ def funcs_of(worker: Mapping[str, Any]) -> list[str]:
     return funcs
 
 
+def _room(worker: Mapping[str, Any], model: str) -> int:
+    """The number of sequences of a model that a worker says it may start; 0 if it does not."""
+    room = worker.get("room")
+    found = room.get(keys.chat_queue(model), 0) if isinstance(room, dict) else 0
+    return found if isinstance(found, int) else 0
+
+
 def _worker_keys(members: Iterable[bytes]) -> list[str]:
     """The keys of the workers that are members of keys.WORKERS, by name."""
     return [keys.worker(name.decode()) for name in sorted(members) if _is_text(name)]
@@ -195,6 +213,7 @@ def _is_worker(value: Any) -> bool:
                 and _are_states(value.get("states", {}))
                 and _is_about(value.get("about", {}))
                 and _are_versions(value.get("versions", {}))
+                and _are_contexts(value.get("contexts", {}))
             )
     return False
 
@@ -246,3 +265,8 @@ def _are_versions(value: Any) -> bool:
         and all(isinstance(part, str | None) for part in one.values())
         for one in value.values()
     )
+
+
+def _are_contexts(value: Any) -> bool:
+    """True if a value holds numbers of tokens, by the names of models."""
+    return isinstance(value, dict) and all(isinstance(one, int) for one in value.values())

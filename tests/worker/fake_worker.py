@@ -1,10 +1,10 @@
 """A real worker process around the fake backend: `python -m tests.worker.fake_worker JSON`.
 
 The JSON object holds arguments of `serve` and of `FakeBackend`. `real`: use the real engine
-instead; `script`: token ids with which it answers, one list per choice; `prompt_caches`:
-of its models; `state_dir`: of its host; `abort_seconds`: that its end may take after the second
-signal. `fault` names the step of
-the recorder after which the process kills itself: planned, durable, written (not renamed), renamed.
+instead; `script`: token ids with which it answers, one list per choice; `prompt_caches`,
+`context`: of its models; `state_dir`: of its host; `abort_seconds`: that its end may take after
+the second signal. `fault` names the step of the recorder after which the process kills itself:
+planned, durable, written (not renamed), renamed.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def main() -> int:
     prompt_caches = tuple(Path(one) for one in options.pop("prompt_caches", []))
     state_dir = Path(options.pop("state_dir")) if "state_dir" in options else None
     backend = make_real(script, state_dir) if options.pop("real", False) else FakeBackend(**given)
+    own = {"prompt_caches": prompt_caches, "context": options.pop("context", None)}
     specs = [
-        ModelSpec(reference=one, dtype="fp32", max_batch=4, prompt_caches=prompt_caches)
+        ModelSpec(reference=one, dtype="fp32", max_batch=4, **own)
         for one in options.pop("models", ["fake"])
     ]
     arm(options.pop("fault", ""))

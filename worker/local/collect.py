@@ -39,6 +39,8 @@ class Generation:
 class CollectingSink:
     """Takes the deltas of a request and its outcome, on the thread of its caller."""
 
+    hands_on = False  # no other worker may run it
+
     def __init__(self) -> None:
         self._assembly: Assembly | None = None  # set by the thread that steps
         self._outcome: Outcome | None = None

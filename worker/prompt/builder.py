@@ -7,6 +7,7 @@ from functools import cached_property
 
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
+from worker.backend import TooLong
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.prompt.encoder import Around, PromptEncoder
 from worker.prompt.template import NO_TEMPLATE, ChatTemplate
@@ -134,7 +135,10 @@ def in_session(error: JobError) -> JobError:
     if error.code != "context_length_exceeded":
         return error
     hint = 'truncate="oldest" leaves out the oldest turns, and undo or reset removes some'
-    return JobError(error.code, f"{error.message}; {hint}", error.param)
+    message = f"{error.message}; {hint}"
+    if isinstance(error, TooLong):
+        return TooLong(message, error.param, error.tokens)
+    return JobError(error.code, message, error.param)
 
 
 def _check_supported(request: ChatRequest) -> None:

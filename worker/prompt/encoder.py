@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 from jobs.errors import JobError
 from jobs.sizes import counted
+from worker.backend import TooLong
 from worker.checkpoint.tokenizer import Tokenizer, check_unicode, not_encodable
 from worker.prompt.limited_process import Ended, LimitedProcess
 
 SHORT_CHARACTERS = 16_384  # characters of a prompt that is tokenized in this process
 TOKENIZE_SECONDS = 5.0  # CPU time for one prompt
 TOKENIZE_BYTES = 4 * 2**30  # address space of the child
+ADVICE = "shorten the messages or use a model with a longer context"
 
 
 class Around(NamedTuple):
@@ -55,7 +57,7 @@ class PromptEncoder:
         else:
             ids = self.encode_all(text, around)[-last:]
         if len(ids) >= self._context:
-            raise self._exceeded(f"{len(ids)}")
+            raise self._exceeded(len(ids))
         return ids
 
     def encode_all(self, text: str, around: Around | None = None) -> list[int]:
@@ -67,10 +69,12 @@ class PromptEncoder:
     def _encode_whole(self, text: str) -> list[int]:
         most = self._context * self._tokenizer.longest_token
         if len(text) > most:
-            raise _too_long(
+            tokens = -(-len(text) // self._tokenizer.longest_token)
+            fact = (
                 f"the prompt has {len(text)} characters and the context of "
                 f"{counted(self._context, 'token')} holds at most {most}"
             )
+            raise TooLong(f"{fact}: {ADVICE}", "messages", tokens + 1)
         return self._encode(text, self._context)
 
     def close(self) -> None:
@@ -92,29 +96,23 @@ class PromptEncoder:
         except Ended as ended:
             if not (ended.overtime or ended.aborted):
                 raise JobError("internal", f"{ended}: try again") from None
-            raise _too_long(
+            fact = (
                 f"the prompt has {len(text)} characters, and tokenizing it takes more than "
                 f"{TOKENIZE_SECONDS:g} s of CPU time or {TOKENIZE_BYTES >> 30} GiB of memory"
-            ) from None
+            )
+            raise JobError("context_length_exceeded", f"{fact}: {ADVICE}", "messages") from None
         match reply:
             case {"ids": list(ids)}:
                 return ids
             case {"at_least": count}:
-                raise self._exceeded(f"at least {count}")
+                raise self._exceeded(int(count), "at least ")
             case {"panic": reason}:
                 raise not_encodable(str(reason))
         raise JobError("internal", f"the process that tokenizes long prompts replied {reply!r}")
 
-    def _exceeded(self, count: str) -> JobError:
-        return _too_long(
-            f"the prompt has {count} tokens and the context holds {self._context}, completion "
-            "included"
+    def _exceeded(self, count: int, bound: str = "") -> TooLong:
+        fact = (
+            f"the prompt has {bound}{count} tokens and the context holds {self._context}, "
+            "completion included"
         )
-
-
-def _too_long(fact: str) -> JobError:
-    return JobError(
-        "context_length_exceeded",
-        f"{fact}: shorten the messages or use a model with a longer context",
-        "messages",
-    )
+        return TooLong(f"{fact}: {ADVICE}", "messages", count + 1)

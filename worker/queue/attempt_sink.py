@@ -37,8 +37,11 @@ class AttemptSink:
     """Passes an attempt's events from the engine's thread to the loop's, which has the time to
     assemble them. Never blocks."""
 
-    def __init__(self, attempt: Attempt, events: queue.SimpleQueue[Event]) -> None:
+    def __init__(
+        self, attempt: Attempt, events: queue.SimpleQueue[Event], *, hands_on: bool
+    ) -> None:
         self._attempt, self._events = attempt, events
+        self.hands_on = hands_on
 
     def pending(self, assembly: Assembly) -> None:
         self._events.put(Pending(self._attempt, assembly))

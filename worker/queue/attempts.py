@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import redis
 
+from jobs import keys
 from jobs.errors import JobError, failure_of
 from jobs.sizes import size_text
 from jobs.store.claimed_job import ClaimedJob, Lease
 from jobs.store.damage import Damaged
 from jobs.store.job_store import JobStore
 from jobs.store.settlement import Settlement
-from worker.backend import Assembly, Backend, MachineError, Outcome
+from worker.backend import Assembly, Backend, MachineError, Outcome, TooLong
 from worker.queue.attempt import Attempt, SettlementBuilder, make_attempt
 from worker.queue.attempt_sink import AttemptSink, Event, Pending, Woken
 from worker.queue.circuit_breaker import CircuitBreaker
@@ -53,6 +54,12 @@ def _reason(error: redis.RedisError, size: int) -> str:
     if isinstance(error, Damaged) and error.found:
         return f"the answer can't be kept: {error.found[0]}"
     return f"Redis did not take the answer ({size_text(size)}): {error}"
+
+
+def _named(error: TooLong, longest: int) -> JobError:
+    """The error of a job that is too long for all workers, with the longest context of those."""
+    fact = f"the longest context of its workers is {longest} tokens"
+    return JobError(error.code, f"{error.message}; {fact}", error.param)
 
 
 class Attempts:
@@ -120,8 +127,12 @@ class Attempts:
         self._running[claimed.lease.job] = attempt
         self.used_at[self._own_name(attempt)] = time.monotonic()
         attempt.breaker_epoch = self._breaker.epoch
+        return self._submit(attempt, hands_on=True)
+
+    def _submit(self, attempt: Attempt, *, hands_on: bool) -> int:
+        """Pass an attempt to the backend. Returns the number of sequences it adds to the batch."""
         try:
-            sink = AttemptSink(attempt, self._events)
+            sink = AttemptSink(attempt, self._events, hands_on=hands_on)
             attempt.handle = self._backend.submit(attempt.operation, attempt.request, sink)
             return attempt.sequences
         except OSError as error:
@@ -129,7 +140,7 @@ class Attempts:
         except BaseException as error:  # a bad job must not end the worker
             reason = failure_of(error)
             if reason is not error:
-                logger.exception("job %s could not be started", claimed.lease.job)
+                logger.exception("job %s could not be started", attempt.lease.job)
             self._end(attempt, Outcome(error=reason))
         return 0
 
@@ -174,6 +185,7 @@ class Attempts:
         if not self._ended and not self._refused:
             return False
         self._publisher.flush((attempt.stream for attempt in self._ended), everything=True)
+        self._leave_to_longer()
         for attempt in list(self._ended):
             if self._requeue(attempt):
                 self._forget(attempt)
@@ -249,6 +261,38 @@ class Attempts:
             reason = failure_of(error)
             logger.exception("the outcome of job %s could not be encoded", attempt.lease.job)
             return self._settlements.for_error(attempt.claimed, reason)
+
+    def _leave_to_longer(self) -> None:
+        """Return the jobs that are too long for this worker for workers with a longer context.
+        Without one, a job fails, and its error names the longest context there is."""
+        found = [one for one in self._ended if isinstance(one.error, TooLong) and not one.generated]
+        if not found:
+            return
+        workers = self._store.workers()  # one read for all jobs of a round
+        for attempt in found:
+            error, model = attempt.error, keys.model_of(attempt.lease.queue)
+            assert isinstance(error, TooLong)
+            contexts = workers.contexts(model, attempt.operation.func)
+            own = contexts.pop(self._settlements.worker, 0)
+            able = [name for name, tokens in contexts.items() if tokens >= error.tokens]
+            if able:
+                self._store.leases.leave_to(attempt.lease, able[0], error.tokens)
+                self._forget(attempt)
+                about = {"job": attempt.lease.job, "model": model}
+                text = "job %s needs a context of %d tokens: left to worker %s"
+                logger.info(text, attempt.lease.job, error.tokens, able[0], extra=about)
+            elif error.rest:
+                self._run_rest(attempt)
+            elif (longest := max(contexts.values(), default=0)) > own:
+                attempt.outcome = Outcome(error=_named(error, longest))
+
+    def _run_rest(self, attempt: Attempt) -> None:
+        """Run what this worker can of a job of which a part is too long for all workers."""
+        self._ended.remove(attempt)
+        attempt.outcome = None
+        self._submit(attempt, hands_on=False)
+        if attempt.stop_reason is not None and attempt.handle is not None:
+            attempt.handle.cancel()
 
     def _requeue(self, attempt: Attempt) -> bool:
         """Return a job to its queue if it is to be retried. False if it ends."""

@@ -109,7 +109,8 @@ class Claimer:
         if self._served.open_names and not capacity.any:
             return
         self._woken = False  # before the claim: it may be set while that runs
-        found, held_seconds = self._store.claim(capacity.of, suspects=idle)
+        contexts = self._served.contexts
+        found, held_seconds = self._store.claim(capacity.of, contexts, suspects=idle)
         self._start([job for job in found if not job.belongs_to_others], capacity)
         others = [job for job in found if job.belongs_to_others]
         if others:

@@ -106,6 +106,12 @@ class Served(Mapping[str, str]):
         }
 
     @property
+    def contexts(self) -> dict[str, int]:
+        """The tokens that a sequence may have, by each name of the models whose jobs are claimed to
+        run."""
+        return {name: self._infos[own].context_length for name, own in self.open_names.items()}
+
+    @property
     def refused_names(self) -> dict[str, str]:
         """The own name of each model whose jobs are claimed to fail, by each name."""
         return {name: own for name, own in self._by_name.items() if own in self._refused}

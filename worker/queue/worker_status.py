@@ -69,6 +69,7 @@ class WorkerStatus:
             "names": sorted(self._models),
             **self._of_models(),
             "versions": {name: one._asdict() for name, one in self._models.versions.items()},
+            "contexts": self._models.contexts,
             "funcs": sorted(OPERATIONS),
             "started_at": self._started_at,
             "device": memory.device,

@@ -122,6 +122,8 @@ class EnginePredictor:
 class RowSink:
     """Passes the events of a row's request from the engine's thread to that of its batch."""
 
+    hands_on = False  # no other worker may run it
+
     def __init__(self, number: int, events: Events) -> None:
         self._number, self._events = number, events
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from jobs.api.sampling import Sampling
-from jobs.errors import JobError, invalid
+from jobs.errors import invalid
 from jobs.sizes import counted
+from worker.backend import TooLong
 from worker.checkpoint.config import GenerationDefaults
 
 GREEDY_BELOW = 1e-5  # temperature, as vLLM; logits divided by much less are not finite
@@ -93,11 +94,11 @@ def resolve_params(
     """
     room = context_length - prompt_length
     if room < 1:
-        raise JobError(
-            "context_length_exceeded",
+        raise TooLong(
             f"the prompt has {counted(prompt_length, 'token')} and the context holds "
             f"{context_length}: shorten the messages or use a model with a longer context",
             "messages",
+            prompt_length + 1,
         )
 
     def pick(name: str, fallback: float) -> float:

@@ -15,6 +15,7 @@ from jobs.api.request import ChatRequest
 from jobs.api.score_request import Choice, Item, LogLikelihood, Perplexity, ScoreRequest
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
+from worker.backend import TooLong
 from worker.engine.token_ids import TokenSlice, token_ids
 from worker.prompt.builder import PromptBuilder
 
@@ -183,12 +184,13 @@ class ItemEncoder:
         elif self._request.truncate == "left":
             cut = len(ids) - most
             return Targets(ids[cut:], len(context) - cut, cut)
-        raise JobError(
-            "context_length_exceeded",
+        fact = (
             f"the prompt has {len(context)} tokens and {name} {len(target)}, and the context holds "
-            f"{self._context}: {advice}",
-            name,
+            f"{self._context}: {advice}"
         )
+        if self._context < self._model.context_length:  # by max_length of the request
+            raise JobError("context_length_exceeded", fact, name)
+        raise TooLong(fact, name, len(ids) - 1)
 
     def _ids(self, value: str | list[int], name: str) -> list[int]:
         if isinstance(value, str):

@@ -28,7 +28,7 @@ from jobs.api.score_request import (
 )
 from jobs.api.score_result import ContinuationScore, ScoredItem, ScoreResult, TextScore, best
 from jobs.errors import JobError, failure_of
-from worker.backend import MachineError, Outcome, Progress, Sink
+from worker.backend import MachineError, Outcome, Progress, Sink, TooLong
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.engine import sequence as engine_sequence
 from worker.engine.engine import EngineCore
@@ -294,12 +294,22 @@ class Scoring:
         return sum(len(self._tokenizer.token_bytes(one)) for one in given)
 
 
+def _check_context(runs: Sequence[_ItemRun]) -> None:
+    """Raise TooLong with the shortest context in which one more item could be scored, if any is too
+    long for this worker."""
+    errors = [run.error for run in runs if isinstance(run.error, TooLong)]
+    if errors:
+        least = min(errors, key=lambda error: error.tokens)
+        raise TooLong(least.message, least.param, least.tokens, rest=True)
+
+
 def start_scoring(
     engine: EngineCore, request: ScoreRequest, sink: Sink
 ) -> Generator[None, None, Scoring]:
     """Encode the items of a request, one between two `yield`s, then queue their sequences. A bad
     item fails alone. `sink` is told on the stepping thread when all have ended. Raises JobError if
-    the request can't run."""
+    the request can't run, and TooLong if an item is too long for this worker and `sink` hands on.
+    """
     engine.require_open()
     encoder = ItemEncoder(engine, request)
     runs: list[_ItemRun] = []
@@ -307,6 +317,8 @@ def start_scoring(
         if runs:
             yield
         runs.append(_ItemRun(given, encoder))
+    if sink.hands_on:
+        _check_context(runs)
     scoring = Scoring(
         request, runs, engine.tokenizer, sink.pending, fingerprint=engine.info.fingerprint
     )

@@ -1,4 +1,5 @@
--- Prelude for claims: which turns of sessions are left to other workers. Needs the functions of queue.lua.
+-- Prelude for claims: which turns of sessions are left to other workers. Needs the functions of queue.lua
+-- and statuses.lua.
 --
 -- A turn is left to the worker that has run the turn before it and may still have its state, if that worker
 -- says that it has room, for HOLD_MS from the first call that passes it over. That call wakes the worker.
@@ -11,7 +12,6 @@ local HOLD_MS = 250
 local function session_affinity(worker, now_ms)
   local self = {held_ms = -1}
   local session_keys = {}  -- by job; false without a session
-  local rooms = {}  -- by worker: what it says about its room, by queue
   local held = {}  -- by job: whether it is left to another worker
 
   local function session_key_of(id, job)
@@ -23,13 +23,7 @@ local function session_affinity(worker, now_ms)
   end
 
   local function has_room(name, queue)
-    if not rooms[name] then
-      local text = redis.pcall('GET', 'chatjobs:worker:' .. name)
-      local readable, report = pcall(cjson.decode, type(text) == 'string' and text or '{}')
-      local room = readable and type(report) == 'table' and report.room
-      rooms[name] = type(room) == 'table' and room or {}
-    end
-    return (tonumber(rooms[name][name_of(queue)]) or 0) > 0
+    return (tonumber(published(name, 'room', name_of(queue))) or 0) > 0
   end
 
   -- True if a job is left to another worker.

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Moves jobs from the front of their queues to "started", in the name of one worker. Before that, it
 -- queues the scheduled jobs whose time has come (also those of RQ's enqueue_in and enqueue_at). The
--- caller loads this script behind the functions of queue.lua, tenant_running.lua and affinity.lua.
+-- caller loads this script behind the functions of queue.lua, tenant_running.lua, affinity.lua and longer.lua.
 --
 -- KEYS  started: sorted set of the jobs that the worker has started
 --       workers: sorted set of the workers
@@ -20,6 +20,7 @@
 --       capacity…: for each queue, the room of its jobs, in sequences. A job is taken while there is any.
 --       An interactive job also takes room of its model's bulk jobs, unless there is room for just one:
 --       those must not starve
+--       context…: for each queue, the tokens that a sequence may have here; 0 if that is not known
 -- Returns {jobs, left, held, now, set}. jobs: one list per job taken: {number of the queue from 1,
 --       job id, attempt, execution id, then the values of `fields`}. left: 1 if there is room for jobs
 --       of tenants that were not reached in this call, else 0. held: milliseconds until a job that was
@@ -31,8 +32,9 @@
 -- 100 tenants above the number of jobs that there is room for, and at 4 that are parked, since the
 -- limit may have changed. It queues at most 100 scheduled jobs per queue.
 --
--- A turn of a session may be left to another worker, see affinity.lua. At most MAX_HELD jobs of a list are
--- passed over.
+-- A turn of a session may be left to another worker, see affinity.lua; a job that is too long for this one is
+-- left to one with a longer context, see longer.lua. At most MAX_HELD turns of a list and MAX_LONGER long jobs
+-- are passed over.
 --
 -- The wake list of a queue without waiting jobs is deleted.
 --
@@ -45,7 +47,8 @@ local started, workers, limits = unpack(KEYS)
 local lists = {unpack(KEYS, 4)}
 local worker, execution_prefix, now_text, now_seconds, score, take_suspects,
   fields, limit_names = unpack(ARGV)
-local capacity = {unpack(ARGV, 9)}
+local capacity = {unpack(ARGV, 9, 8 + #lists / 3)}
+local contexts = {unpack(ARGV, 9 + #lists / 3)}
 
 local MAX_HELD = 16
 
@@ -98,6 +101,7 @@ end
 
 local time = redis.call('TIME')
 local affinity = session_affinity(worker, time[1] * 1000 + math.floor(time[2] / 1000))
+local longer = longer_contexts()
 
 local function start(number, id, job, queue, wip, list)
   local attempt = next_attempt(job)
@@ -122,20 +126,27 @@ local function start(number, id, job, queue, wip, list)
   taken[#taken + 1] = {number, id, attempt, execution, unpack(values)}
 end
 
+local passed = {}  -- by list: the jobs at its front that this call has passed over
+
 -- Takes the first job of `list` that waits and is not passed over. `verdict` returns 'take' or 'pass'
 -- for a job, or 'stop' to take none. Returns whether one was taken. `left` is called for each id that
 -- leaves the list.
 local function take_one(list, number, queue, wip, verdict, left)
-  local place = 0
-  while place < MAX_HELD do
+  passed[list] = passed[list] or {held = 0, longer = 0}
+  local over = passed[list]
+  while over.held < MAX_HELD and over.longer < MAX_LONGER do
+    local place = over.held + over.longer
     local id = redis.call('LINDEX', list, place)
     if not id then return false end
     local job = 'rq:job:' .. id
     local waits = is_waiting(id, job)
-    local word = waits and verdict(id, job, queue)
+    local is_left = waits and longer.is_left(job, queue, contexts[number])
+    local word = waits and not is_left and verdict(id, job, queue)
     if word == 'stop' then return false end
-    if word == 'pass' then
-      place = place + 1
+    if is_left then
+      over.longer = over.longer + 1
+    elseif word == 'pass' then
+      over.held = over.held + 1
     else
       if waits then
         start(number, id, job, queue, wip, list)
@@ -154,8 +165,9 @@ end
 
 local function nothing() end
 
+-- The worker of the session of a job that was returned for a longer context may be too small for it.
 local function unless_held(id, job, queue)
-  return affinity.is_held(id, job, queue) and 'pass' or 'take'
+  return not longer_context_of(job) and affinity.is_held(id, job, queue) and 'pass' or 'take'
 end
 
 local first_group
@@ -235,7 +247,8 @@ end
 
 local function reply(left)
   local set = redis.pcall('HMGET', limits, unpack(words(limit_names)))
-  return {taken, left, affinity.held_ms, now, not set.err and set}
+  local held_ms = affinity.held_ms >= 0 and affinity.held_ms or longer.left_ms
+  return {taken, left, held_ms, now, not set.err and set}
 end
 
 local function check_queue(queue, wip, quarantine)
@@ -246,7 +259,7 @@ local function check_queue(queue, wip, quarantine)
 end
 
 for number, text in ipairs(capacity) do
-  capacity[number] = tonumber(text)
+  capacity[number], contexts[number] = tonumber(text), tonumber(contexts[number])
   only_one[number] = capacity[number] == 1
 end
 -- Whoever looks for the jobs of dead workers starts with the workers.

@@ -11,6 +11,7 @@
 -- queue is the key of RQ's list, id is the id of a job whose hash exists.
 -- Atomic as part of the script that calls these functions.
 local PARKED = '4503599627370496'  -- 2^52, as in jobs/keys.py
+local MAX_LONGER = 256  -- jobs of a list that a worker leaves to others with a longer context
 
 local function name_of(queue) return string.sub(queue, #'rq:queue:' + 1) end
 

@@ -26,7 +26,7 @@ for _, key in ipairs({failed, canceled, deadlines}) do check_type(key, 'zset') e
 queue_job('RPUSH', queue, job_id, enqueued_at)
 redis.call('HDEL', job, 'started_at', 'ended_at', 'worker_name', 'chatjobs_error',
   'chatjobs_cancel', 'chatjobs_lost', 'chatjobs_lost_at', 'chatjobs_group', 'chatjobs_retried',
-  'chatjobs_machine_errors')
+  'chatjobs_machine_errors', 'chatjobs_longer')
 redis.call('PERSIST', job)
 if redis.call('HEXISTS', job, 'chatjobs_bytes') == 0 then
   hold_bytes(job, open_bytes, queue, redis.call('HSTRLEN', job, 'data'))

@@ -21,6 +21,8 @@
 --       delay: milliseconds that the job waits before it is queued; '' for none
 --       failures: the failed attempts so far, as JSON; '' to leave them
 --       origin: name of the queue that the job moves to; '' to leave it in its own
+--       longer: '<tokens> <worker>' of a job that is left to a worker with a longer context, see
+--       longer.lua; '' to leave the job's own
 -- Returns 0 if the lease is lost or the worker is alive, 1 if the job waits again, 2 if the counter
 --       is at its limit. The job has not changed after 0 and 2.
 --
@@ -30,7 +32,24 @@
 local wip, execution, executions, started, workers, job, queue, quarantine, scheduled, open_bytes,
   old_queue = unpack(KEYS)
 local job_id, execution_id, entry, dead, seen_lease, push, counter, limit, undo_attempt, lost, lost_at,
-  group, delay, failures, origin = unpack(ARGV)
+  group, delay, failures, origin, longer = unpack(ARGV)
+
+local WAKE_MS = 1000  -- that a wake of the worker with a longer context is kept
+
+-- Moves the first job of a list behind those that were returned for a longer context as well, and were
+-- enqueued before it or at the same time.
+local function keep_order(list)
+  local enqueued_at = redis.call('HGET', job, 'enqueued_at') or ''
+  local before
+  for _, id in ipairs(redis.call('LRANGE', list, 1, MAX_LONGER)) do
+    local its = redis.pcall('HMGET', 'rq:job:' .. id, 'chatjobs_longer', 'enqueued_at')
+    if its[1] and its[2] and its[2] <= enqueued_at then before = id end
+  end
+  if before and before ~= job_id then
+    redis.call('LINSERT', list, 'AFTER', before, job_id)
+    redis.call('LPOP', list)
+  end
+end
 
 if not holds_lease(KEYS, ARGV) then return 0 end
 if redis.call('TYPE', job).ok == 'hash' then
@@ -49,6 +68,11 @@ if redis.call('TYPE', job).ok == 'hash' then
     redis.call('HSET', job, 'status', 'scheduled', 'chatjobs_delay', delay)
   else
     queue_job(push, queue, job_id)
+    if longer ~= '' then keep_order(list_of(queue, tenant_of(job_id))) end
+  end
+  if longer ~= '' then
+    redis.call('HSET', job, 'chatjobs_longer', longer)
+    wake('chatjobs:wake-worker:' .. string.match(longer, '^%d+ (.+)$'), WAKE_MS)
   end
   if counter ~= '' then redis.call('HSET', job, counter, used + 1) end
   if forgets_group then
