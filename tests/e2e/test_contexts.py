@@ -10,6 +10,7 @@ import pytest
 
 from jobs import JobError
 from jobs.client.job import Job
+from jobs.operations import CHAT
 from jobs.store.worker_status import published, read_workers
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.site import PATIENCE, Site, WorkerProcess, wait_until
@@ -32,7 +33,7 @@ def wait_for_contexts(site: Site, *contexts: int) -> dict[int, str]:
     """Until the workers publish these contexts of the model. Returns their names."""
 
     def found() -> dict[int, str]:
-        of_workers = published(site.redis).contexts("m", "worker.tasks.chat_completion")
+        of_workers = published(site.redis).contexts("m", CHAT.func)
         return {tokens: name for name, tokens in of_workers.items()}
 
     wait_until(lambda: set(found()) == set(contexts))
@@ -86,20 +87,24 @@ def test_the_short_worker_leaves_what_it_claims_and_fails_it_when_the_longer_one
     long.kill()
     assert_too_long(job, f"the context holds {SHORT}")
     site.client.wait_for_rows([job], timeout=PATIENCE)
-    assert site.row(job)["error_code"] == "context_length_exceeded"
+    assert site.row(job)["error_type"] == "context_length_exceeded"
 
 
 def test_a_job_whose_longer_worker_dies_while_it_runs_ends_at_another_one(
     site: Site, folder: Path
 ) -> None:
     start(site, folder, SHORT)
-    killed = start(site, folder, LONG)
-    wait_for_contexts(site, SHORT, LONG)
-    job = site.submit(LONG_PROMPT, model="m", max_tokens=350, ignore_eos=True, stream=True)
-    wait_until(lambda: job.status().status == "running" and site.hash(job).get("worker_name"))
-    killed.kill()
-    assert job.status().over or start(site, folder, LONG)
+    longer = [start(site, folder, LONG), start(site, folder, LONG)]
+    wait_until(lambda: len(published(site.redis).contexts("m", CHAT.func)) == 3)
+    pids = {one["name"]: one["pid"] for one in read_workers(site.redis)}
+    by_name = {name: one for one in longer for name, pid in pids.items() if pid == one.pid}
+    fields = {"model": "m", "max_tokens": 350, "ignore_eos": True}
+    job = site.submit(LONG_PROMPT, **fields, stream=True)
+    wait_until(lambda: site.hash(job).get("worker_name") in by_name)
+    by_name[site.hash(job)["worker_name"]].kill()
     assert job.result(timeout=PATIENCE).usage.completion_tokens == 350
+    site.client.wait_for_rows([job], timeout=PATIENCE)
+    assert len(site.written()) == 1
 
 
 def test_a_job_that_is_too_long_for_all_workers_fails_with_the_longest_context(

@@ -10,7 +10,9 @@ import pytest
 
 from jobs import keys
 from jobs.client.job import Job
+from jobs.store.connection.protocol import run_sync
 from jobs.store.job_store import JobStore
+from jobs.store.requeue import requeue
 from tests.worker.queue.test_job_store import claim, store, waiting
 from tests.worker.queue.test_session_workers import ids_of, open_session, report, settle
 from tests.worker.site import Site
@@ -25,10 +27,6 @@ def short(by: JobStore, count: int = 8) -> list[str]:
 
 def long(by: JobStore, count: int = 8, *, suspects: bool = False) -> list[str]:
     return ids_of(by.claim(lambda *_: count, LONG, suspects=suspects).jobs)
-
-
-def requeue(site: Site, job: Job) -> None:
-    assert run_sync(requeue_job(job.id), site.client.connection)
 
 
 def leave(site: Site, *jobs: Job, to: str = "b") -> None:
@@ -179,7 +177,7 @@ def test_a_requeued_job_is_taken_by_any_worker(site: Site) -> None:
     leave(site, job)
     b = store(site, "b")
     settle(b, b.claim(lambda *_: 1, LONG).jobs)
-    requeue(site, job)
+    assert run_sync(requeue(job.id), site.client.connection)
     assert "chatjobs_longer" not in site.hash(job)
     assert short(store(site, "a")) == [job.id]
 
