@@ -39,7 +39,7 @@ from jobs.errors import JobError
 from jobs.operations import Operation
 from jobs.stream.delta import Delta
 from tests.worker.panics import panic
-from worker.backend import Footprint, Health, MemoryUse, ModelInfo, Outcome, Progress, Sink
+from worker.backend import Footprint, Health, MemoryUse, ModelInfo, Outcome, Progress, Sink, TooLong
 from worker.model_spec import ModelSpec
 
 
@@ -178,7 +178,8 @@ class FakeBackend:
     """Loads any model. `delay`: seconds per step; `hangs`: its thread blocks after the first word
     of any request; `sick`: `submit` cannot fork; `broken`: its device fails each request before
     the first word; `load_until`: loads end when this file exists; `budget`: bytes of its models,
-    each of which takes 100, and 10 or 20 for its cache; `load_seconds`: of each load."""
+    each of which takes 100, and 10 or 20 for its cache; `load_seconds`: of each load; `context`:
+    of its models, whose tokens are words."""
 
     def __init__(
         self,
@@ -190,7 +191,9 @@ class FakeBackend:
         load_until: str = "",
         budget: int | None = None,
         load_seconds: float = 0.0,
+        context: int = 4096,
     ) -> None:
+        self._context = context
         self._budget, self._load_seconds = budget, load_seconds
         self.loaded: list[ModelSpec] = []  # all loads, in order
         self.resident: dict[str, int] = {}  # bytes of the models in memory, by their names
@@ -237,7 +240,7 @@ class FakeBackend:
         if reference.startswith("broken") or reference in self.missing:
             raise JobError("unsupported_model", f"{reference} can't be loaded")
         info: dict[str, Any] = dict.fromkeys(ModelInfo.__dataclass_fields__, "fake")
-        info |= {"parameters": 1, "weight_bytes": 1, "context_length": 4096}
+        info |= {"parameters": 1, "weight_bytes": 1, "context_length": self._context}
         info |= {"name": reference.rpartition("/")[2], "reference": reference}
         self.resident[info["name"]] = 100 + (spec.cache_bytes or 0)
         self.peak_bytes = max(self.peak_bytes, sum(self.resident.values()))
@@ -265,6 +268,10 @@ class FakeBackend:
         hold_interpreter(control.get("block"))
         if control.get("refuse"):
             raise JobError("context_length_exceeded", "too long, requested by the test")
+        words = len(request.messages[-1].text.split()) if isinstance(request, ChatRequest) else 0
+        if words >= self._context:
+            fact = f"{words} words exceed the context of {self._context}"
+            raise TooLong(fact, "messages", words + 1)
         if control.get("panic"):
             panic()
         handle = FakeHandle(request, sink)

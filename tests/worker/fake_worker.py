@@ -59,14 +59,18 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
     names = (
         *("max_batch", "delay", "hangs", "sick", "broken", "load_until", "budget"),
-        "load_seconds",
+        *("load_seconds", "context"),
     )
+    is_real = options.pop("real", False)
+    context = options.pop("context", None)
+    if context is not None and not is_real:
+        options["context"] = context
     given = {name: options.pop(name) for name in names if name in options}
     script = options.pop("script", None)
     prompt_caches = tuple(Path(one) for one in options.pop("prompt_caches", []))
     state_dir = Path(options.pop("state_dir")) if "state_dir" in options else None
-    backend = make_real(script, state_dir) if options.pop("real", False) else FakeBackend(**given)
-    own = {"prompt_caches": prompt_caches, "context": options.pop("context", None)}
+    backend = make_real(script, state_dir) if is_real else FakeBackend(**given)
+    own = {"prompt_caches": prompt_caches, "context": context}
     specs = [
         ModelSpec(reference=one, dtype="fp32", max_batch=4, **own)
         for one in options.pop("models", ["fake"])
