@@ -89,6 +89,7 @@ def test_asyncio_warns_in_the_line_of_the_caller(client: Client, redis_url: str)
         *(json.dumps({**STATUS, "loading": one}) for one in ("x", ["m"], {"m": "m"}, {"m": [3]})),
         *(json.dumps({**STATUS, "versions": one}) for one in ("x", ["m"], {"m": "m"}, {"m": {}})),
         json.dumps({**STATUS, "versions": {"m": {"model_fingerprint": "f", "dtype": 3}}}),
+        *(json.dumps({**STATUS, "contexts": one}) for one in ("x", ["m"], {"m": "4"})),
     ],
 )
 def test_a_foreign_value_of_a_worker_stops_no_submit(
