@@ -19,8 +19,8 @@ from typing import Any, TextIO
 
 import click
 
-# What lines about a job name beside their text: `extra` of logging.
-LOG_FIELDS = ("job", "run", "model", "code", "attempt")
+# What lines about a job or a device name beside their text: `extra` of logging.
+LOG_FIELDS = ("device", "job", "run", "model", "code", "attempt")
 
 # The categories Cc, without newline and tab, and Bidi_Control of Unicode.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -122,15 +122,21 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, separators=(",", ":"), default=str)
 
 
+def log_form(form: str) -> str:
+    """text or json, as `form` says, or auto: text on a terminal."""
+    if form != "auto":
+        return form
+    return "text" if is_terminal(sys.stderr) else "json"
+
+
 def log_to_stderr(form: str = "auto", *, quiet: bool) -> None:
     """Log to stderr: this project from INFO, or with `quiet` from WARNING like all libraries.
 
-    form: text, json, or auto, which is text on a terminal.
+    form: see `log_form`.
     """
     handler = logging.StreamHandler()
-    is_text = form == "text" or (form == "auto" and is_terminal(sys.stderr))
     text = LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(text if is_text else JsonFormatter())
+    handler.setFormatter(text if log_form(form) == "text" else JsonFormatter())
     logging.basicConfig(handlers=[handler])
     if not quiet:
         for package in ("jobs", "worker"):

@@ -62,6 +62,8 @@ def test_the_commands_of_one_box_work_one_behind_the_other(site: Site, tmp_path:
     site.wait_for_workers()
     outputs = []
     for words in ours(ROOT / "docs/operations/one-box.md"):
+        if words[0] == "work":  # of a unit
+            continue
         done = subprocess.run(
             [COMMAND, *words],
             cwd=tmp_path,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import sysconfig
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,7 +10,7 @@ from typing import Self
 from jobs.child import ChildProcess
 from jobs.cli.failures import Unavailable
 from jobs.cli.output import echo
-from jobs.install import command_for
+from worker.cli.own_command import own_command
 
 STOP_SECONDS = 20.0
 DRAFT = "demo-draft"
@@ -26,7 +23,7 @@ class WorkerProcess:
 
     def __init__(self, model: str, redis_url: str, folder: Path) -> None:
         self._command = [
-            _chatjobs(),
+            own_command(),
             *("work", "--model", model, "--draft", DRAFT),
             *("--redis", redis_url, "--results", str(folder), "--quiet"),
             *("--log-format", "text"),
@@ -72,12 +69,3 @@ class WorkerProcess:
         self._child = ChildProcess(self._command)
         self._started += 1
         echo(f"worker: process {self._child.pid}", err=True)
-
-
-def _chatjobs() -> str:
-    """Return the path of the `chatjobs` command of this environment."""
-    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-    found = shutil.which("chatjobs", path=path)
-    if found is None:
-        raise Unavailable(f"command not found: chatjobs; {command_for('worker')}")
-    return found

@@ -20,9 +20,11 @@ from jobs.cli.options import (
     quiet_option,
     results_option,
 )
-from jobs.cli.output import echo, log_to_stderr
+from jobs.cli.output import echo, log_form, log_to_stderr
 from jobs.cli.stderr import keep_writing
 from jobs.errors import JobError
+from worker.cli.device_commands import worker_commands
+from worker.cli.devices import WorkerDevice, parse_devices
 from worker.cli.options import (
     MOST_DRAFT_TOKENS,
     TOOL_PARSERS,
@@ -53,6 +55,15 @@ def _check_memory(
         raise click.BadParameter(error.message) from None
 
 
+def _check_devices(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[WorkerDevice, ...]:
+    try:
+        return () if value is None else parse_devices(value)
+    except JobError as error:
+        raise click.BadParameter(error.message) from None
+
+
 @click.command()
 @click.option(
     "-m",
@@ -79,6 +90,13 @@ def _check_memory(
     help="Write no results: leave the rows to the other workers on this Redis.",
 )
 @device_option
+@click.option(
+    "--devices",
+    callback=_check_devices,
+    metavar="D,D",
+    help="Run a worker for each device, and start it again when it dies: cuda:N, cpu, or cpu:A-B "
+    "for the cores A to B, separated by commas.",
+)
 @click.option(
     "--memory",
     envvar="CHATJOBS_MEMORY",
@@ -207,6 +225,7 @@ def work(
     results: str,
     no_record: bool,
     device: str,
+    devices: tuple[WorkerDevice, ...],
     memory: MemoryAmount | None,
     max_wait: float,
     dtype: str,
@@ -237,6 +256,11 @@ def work(
     After SIGTERM or Ctrl-C the worker takes no new jobs; running jobs may continue for --grace
     seconds, then they are requeued, and rows have 3 more seconds to be written. A second signal
     stops the worker at once. No job and no row is lost.
+
+    With --devices this process has a worker process for each device, with the other options: it
+    starts one again that dies, hands signals down, and says with its exit code how they ended. A
+    percentage of --memory is for all workers on the CPU together, a size for each worker; the first
+    worker takes the port of --http, each further one the next.
     """
     if not models and config is None:
         raise click.MissingParameter(param_hint="'-m' / '--model'", param_type="option")
@@ -251,6 +275,8 @@ def work(
                 f"{option} is for one model: start a worker for each, or give each its own in the "
                 f"file of --config{instead}"
             )
+    if devices and _is_given("device"):
+        raise click.UsageError("--device is for one worker and --devices for several: give one")
     if draft is None and draft_tokens is not None and config is None:
         raise click.UsageError("--draft-tokens needs --draft: a model, or ngram")
     if state_dir is None and _is_given("state_bytes"):
@@ -293,17 +319,19 @@ def work(
             memory = MemoryAmount.parse(found.memory)
     if memory is None and _is_given("max_wait"):
         raise click.UsageError("--max-wait needs --memory: without it, all models stay in memory")
+    form = log_form(log_format)
+    try:
+        commands = worker_commands(
+            click.get_current_context(), devices, memory=memory, http=http, log_format=form
+        )
+    except JobError as error:
+        raise refusal(error) from None
     keep_writing()
-    need_torch()
+    if not commands:
+        need_torch()
     from jobs.store.connection.connect import URL_VARIABLE
-    from worker.host.engine_host import EngineHost
-    from worker.service import serve
 
-    log_to_stderr(log_format, quiet=quiet)
-    if quiet:
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-
-        disable_progress_bars()
+    log_to_stderr(form, quiet=quiet)
     with ExitStack() as stack:
         if is_embedded(redis_url):
             url = stack.enter_context(private_redis(redis_url, records=not no_record))
@@ -312,6 +340,18 @@ def work(
         else:
             check_server(redis_url, private_redis_hint())
             url = redis_url
+        if commands:
+            from worker.cli.supervisor import supervise
+
+            supervise(commands, redis_url=url, grace=grace, as_json=form == "json")
+            return
+        from worker.host.engine_host import EngineHost
+        from worker.service import serve
+
+        if quiet:
+            from huggingface_hub.utils.tqdm import disable_progress_bars
+
+            disable_progress_bars()
         try:
             backend = EngineHost(
                 device=device,
