@@ -35,6 +35,7 @@ from worker.model_spec import ModelSpec
 from worker.monitoring.monitor import Monitor
 from worker.monitoring.readiness import Readiness
 from worker.monitoring.sources import Sources
+from worker.option_values import GRACE_SECONDS
 from worker.queue.admission import Admission
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.attempts import Attempts
@@ -65,8 +66,6 @@ from worker.residency.policy import ResidencyPolicy
 
 logger = logging.getLogger(__name__)
 
-# Kubernetes kills 30 s after SIGTERM: the jobs have been returned and their rows written by then.
-GRACE_SECONDS = 25.0
 HANG_SECONDS = 120.0  # a worker that makes no progress with its work for this long is hung
 PLAN_LEASES = 2.5  # a recorder holds the plan of a part for this many worker leases
 

@@ -17,8 +17,8 @@ from jobs.record import last_rows
 from jobs.record.last_rows import ROWS_SECONDS
 from jobs.signals import EXIT_ABORTED
 from tests.worker.site import PATIENCE, Site, WorkerProcess, wait_until
+from worker.option_values import GRACE_SECONDS
 from worker.queue.lease_keeper import EXIT_HUNG
-from worker.service import GRACE_SECONDS
 
 KUBERNETES_SECONDS = 30.0  # from SIGTERM to SIGKILL, by default
 

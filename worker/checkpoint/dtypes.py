@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from worker.option_values import BFLOAT16, FLOAT16, FLOAT32
+
 
 class DType(NamedTuple):
     dtype: torch.dtype
@@ -16,9 +18,9 @@ class DType(NamedTuple):
 
 _TABLE = (
     DType(torch.float64, "float64", "F64", ()),
-    DType(torch.float32, "float32", "F32", ("fp32", "float32", "float")),
-    DType(torch.float16, "float16", "F16", ("fp16", "float16", "half")),
-    DType(torch.bfloat16, "bfloat16", "BF16", ("bf16", "bfloat16")),
+    DType(torch.float32, "float32", "F32", FLOAT32),
+    DType(torch.float16, "float16", "F16", FLOAT16),
+    DType(torch.bfloat16, "bfloat16", "BF16", BFLOAT16),
 )
 FROM_CONFIG = {row.config: row.dtype for row in _TABLE}
 FROM_SAFETENSORS = {row.safetensors: row.dtype for row in _TABLE}

@@ -12,14 +12,15 @@ import click
 
 from jobs.cli.interrupts import interrupts_raise
 from jobs.cli.options import check_run, json_option, results_option
-from worker.cli.options import KINDS, need_torch
+from worker.cli.options import need_torch
+from worker.option_values import GGUF_KINDS
 
 
 def _kind(context: click.Context, option: click.Parameter, value: str) -> str | None:
     """The type in `demo:TYPE`, None for `demo`."""
     name, _, kind = value.partition(":")
-    if name != "demo" or (kind.upper() not in KINDS and value != "demo"):
-        possible = ", ".join(KINDS)
+    if name != "demo" or (kind.upper() not in GGUF_KINDS and value != "demo"):
+        possible = ", ".join(GGUF_KINDS)
         raise click.BadParameter(f"give demo, or demo: and one of {possible}", context, option)
     return kind.upper() or None
 

@@ -17,7 +17,6 @@ from jobs.cli.output import echo, print_json
 from worker.cli.model_commands import MODEL_COMMANDS, pull_there
 from worker.cli.model_facts import facts_of, kernels, obstacle_of
 from worker.cli.options import (
-    KINDS,
     device_option,
     download_option,
     dtype_option,
@@ -26,6 +25,7 @@ from worker.cli.options import (
     refusal,
     template_option,
 )
+from worker.option_values import GGUF_KINDS
 
 if TYPE_CHECKING:
     from worker.loading.preflight import Preflight
@@ -152,10 +152,10 @@ def pull(
 @click.option(
     "--type",
     "kind",
-    type=click.Choice(KINDS, case_sensitive=False),
+    type=click.Choice(GGUF_KINDS, case_sensitive=False),
     default="Q4_K_M",
     show_default=True,
-    metavar=f"[{'|'.join(KINDS)}]",
+    metavar=f"[{'|'.join(GGUF_KINDS)}]",
     help="As llama.cpp names them: Q8_0 loses least, Q4_0 takes least memory.",
 )
 @click.option(

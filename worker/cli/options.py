@@ -14,6 +14,7 @@ from jobs.cli.failures import Failure, Unavailable, WrongInput, sentence
 from jobs.cli.options import make_redis_option
 from worker import advice
 from worker.cli.start_limits import start_fault
+from worker.option_values import DTYPES
 
 if TYPE_CHECKING:
     from jobs import JobError
@@ -58,10 +59,6 @@ device_option = click.option(
     metavar="D",
     help="cpu, cuda or cuda:N; auto selects the first GPU if there is one, else the CPU.",
 )
-# As in worker.checkpoint.dtypes, which imports torch: `--help` must not.
-DTYPES = ("bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float")
-# As in worker.text.tool_parser.
-TOOL_PARSERS = ("hermes", "llama3_json", "pythonic", "qwen3_coder")
 dtype_option = click.option(
     "--dtype",
     type=click.Choice(["auto", *DTYPES]),
@@ -71,14 +68,6 @@ dtype_option = click.option(
     help="Data type of weights and activations: bf16, fp16 or fp32, also by torch's names such as "
     "bfloat16 and half; auto takes the checkpoint's.",
 )
-
-# As in worker.gguf.write.recipe, which imports gguf: `--help` must not.
-KINDS = (
-    *("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
-    *("BF16", "F16"),
-)
-# As in worker.speculative.drafting, which imports torch.
-MOST_DRAFT_TOKENS = 32
 template_option = click.option(
     "--chat-template",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

@@ -26,8 +26,6 @@ from jobs.errors import JobError
 from worker.cli.device_commands import worker_commands
 from worker.cli.devices import WorkerDevice, parse_devices
 from worker.cli.options import (
-    MOST_DRAFT_TOKENS,
-    TOOL_PARSERS,
     Address,
     bos_option,
     device_option,
@@ -43,6 +41,7 @@ from worker.cli.options import (
 from worker.cli.private_redis import private_redis, private_redis_hint
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import NGRAM, ModelSpec
+from worker.option_values import GRACE_SECONDS, MOST_DRAFT_TOKENS, STATE_BYTES, TOOL_PARSERS
 from worker.residency.policy import ResidencyPolicy
 
 
@@ -170,7 +169,7 @@ def _check_devices(
 @click.option(
     "--grace",
     type=Seconds(min=0),
-    default=25,
+    default=GRACE_SECONDS,
     show_default=True,
     metavar="S",
     help="Seconds that running jobs may continue after SIGTERM. Their rows then get 3 seconds.",
@@ -203,7 +202,7 @@ def _check_devices(
 @click.option(
     "--state-bytes",
     type=click.IntRange(min=1),
-    default=8 * 2**30,
+    default=STATE_BYTES,
     show_default=True,
     metavar="N",
     help="Maximum size of the files in --state-dir; the least recently used are deleted.",

@@ -18,6 +18,7 @@ from jobs.errors import JobError, invalid
 from worker.cli.options import DEVICE
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
+from worker.option_values import MOST_DRAFT_TOKENS, ToolParser
 from worker.residency.policy import ResidencyPolicy, keep_alive_seconds
 
 
@@ -77,10 +78,10 @@ class ModelEntry(Wire):
     cache: Amount | None = Field(default=None, description="memory of the KV cache; no percentage")
     prefix_cache: StrictBool | None = None
     draft: Name | None = Field(default=None, description="a smaller model, or ngram")
-    draft_tokens: Annotated[StrictInt, Field(ge=1, le=32)] | None = None
+    draft_tokens: Annotated[StrictInt, Field(ge=1, le=MOST_DRAFT_TOKENS)] | None = None
     chat_template: Name | None = Field(default=None, description="a file with a Jinja template")
     add_bos: StrictBool | None = None
-    tool_parser: Literal["hermes", "llama3_json", "pythonic", "qwen3_coder"] | None = None
+    tool_parser: ToolParser | None = None
     prompt_caches: list[Name] | None = Field(
         default=None, description="files of `chatjobs prompts save`"
     )

@@ -28,6 +28,7 @@ from worker.host.preparer import Preparation, Preparer
 from worker.loading.load import fetch
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
+from worker.option_values import STATE_BYTES
 from worker.processes.pages import trim_heap
 from worker.processes.resident import resident_bytes
 from worker.processes.tuning import freeze_gc_heap, tune, unfreeze_gc_heap
@@ -37,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-STATE_BYTES = 8 * 2**30  # in a state folder, by default
 LONGEST_SLEEP_SECONDS = 0.5  # maximum sleep of the engine thread between two looks for work
 IDLE_SLEEPS = 4  # consecutive sleeps after which free memory is returned to the system
 

@@ -16,13 +16,14 @@ from worker.loading.load import LoadedModel
 from worker.loading.preflight import smallest_window
 from worker.model_spec import NGRAM, ModelSpec
 from worker.models.model import Model
+from worker.option_values import MOST_DRAFT_TOKENS
 from worker.speculative.model_proposer import ModelProposer, Run
 from worker.speculative.ngram import NgramProposer
 from worker.speculative.proposer import Proposer
 
 logger = logging.getLogger(__name__)
 
-DRAFT_TOKENS, MOST_TOKENS = 4, 32
+DRAFT_TOKENS = 4  # by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,10 @@ def drafting_of(spec: ModelSpec, device: Device) -> Drafting | None:
             raise invalid("draft_tokens needs a draft: a model, or 'ngram'", "draft_tokens")
         return None
     most = DRAFT_TOKENS if spec.draft_tokens is None else spec.draft_tokens
-    if type(most) is not int or not 1 <= most <= MOST_TOKENS:
-        raise invalid(f"draft_tokens must be 1 to {MOST_TOKENS}, got {most!r}", "draft_tokens")
+    if type(most) is not int or not 1 <= most <= MOST_DRAFT_TOKENS:
+        raise invalid(
+            f"draft_tokens must be 1 to {MOST_DRAFT_TOKENS}, got {most!r}", "draft_tokens"
+        )
     sources, draft = [find(spec.reference, spec.download_dir)], spec.draft_spec
     if draft is not None:
         try:

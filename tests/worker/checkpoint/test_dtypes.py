@@ -7,8 +7,8 @@ import torch
 
 from jobs.errors import InvalidRequest
 from worker.checkpoint.dtypes import FROM_OPTION
-from worker.cli.options import DTYPES
 from worker.device import choose_dtype
+from worker.option_values import DTYPES
 
 CPU = torch.device("cpu")
 

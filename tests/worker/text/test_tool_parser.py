@@ -22,7 +22,7 @@ from tests.worker.text.tool_texts import (
     PARIS,
     WELL_FORMED,
 )
-from worker.cli.options import TOOL_PARSERS
+from worker.option_values import TOOL_PARSERS
 from worker.text.tool_call import Call
 from worker.text.tool_parser import SYNTAXES, ToolParser
 

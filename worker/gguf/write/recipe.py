@@ -13,21 +13,11 @@ from gguf import GGML_QUANT_SIZES, LlamaFileType
 from gguf import GGMLQuantizationType as Type
 
 from worker.gguf.tensor_format import DENSE, EMBEDDING, HEAD
+from worker.option_values import GGUF_KINDS
 
 # Name of a kind → type of most of its tensors.
 KINDS: dict[str, Type] = {
-    "Q8_0": Type.Q8_0,
-    "Q4_0": Type.Q4_0,
-    "Q4_1": Type.Q4_1,
-    "Q5_0": Type.Q5_0,
-    "Q5_1": Type.Q5_1,
-    "Q4_K_M": Type.Q4_K,
-    "Q4_K_S": Type.Q4_K,
-    "Q5_K_M": Type.Q5_K,
-    "Q5_K_S": Type.Q5_K,
-    "Q6_K": Type.Q6_K,
-    "F16": Type.F16,
-    "BF16": Type.BF16,
+    kind: Type[kind.removesuffix("_M").removesuffix("_S")] for kind in GGUF_KINDS
 }
 # For rows that blocks of 256 values can't hold.
 SMALLER_BLOCKS = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
