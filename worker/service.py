@@ -30,6 +30,7 @@ from jobs.store.stream import StreamWriter
 from jobs.store.waiting import read_waiting
 from jobs.store.wake_lists import WakeLists
 from jobs.store.workers import Workers, worker_key
+from jobs.tracing import open_tracing
 from worker.backend import Backend, ModelInfo, SwappingBackend
 from worker.model_spec import ModelSpec
 from worker.monitoring.monitor import Monitor
@@ -43,6 +44,7 @@ from worker.queue.circuit_breaker import CircuitBreaker
 from worker.queue.claim_commands import ClaimCommands
 from worker.queue.claimer import Claimer
 from worker.queue.job_figures import JobFigures
+from worker.queue.job_spans import JobSpans
 from worker.queue.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper
 from worker.queue.load_figures import LoadFigures
 from worker.queue.loading import Loading
@@ -112,6 +114,7 @@ def serve(
         references = [spec.reference for spec in first]
         with Loading(client, lease, references, backend.memory(), lease_seconds):
             models = _load(backend, first)
+        tracing = open_tracing()
         recorder = folder and Recorder(
             connect(redis_url),
             folder,
@@ -119,6 +122,7 @@ def serve(
             idle=lambda: not (backend.health().running or backend.health().waiting),
             part_seconds=part_seconds,
             plan_seconds=PLAN_LEASES * lease_seconds,
+            tracing=tracing,
         )
         served = Served()
         for one in managed.models if managed else ():
@@ -137,7 +141,8 @@ def serve(
         own_connection = Workers(redis_url, name, store.queues, patience)
         keeper = LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds)
         residency: Residency | None = None
-        attempts = Attempts(backend, served, store, publisher, settlements, breaker, figures)
+        spans = None if tracing is None else JobSpans(tracing, name)
+        attempts = Attempts(backend, served, store, publisher, settlements, breaker, figures, spans)
         admission = Admission(presence, store, lease_seconds)
         claimer = Claimer(
             backend,

@@ -29,6 +29,7 @@ from jobs.store.eviction import check_eviction
 from jobs.store.recorders import STATUS_SECONDS, RecorderPresence
 from jobs.store.rights import check_recorder_rights
 from jobs.store.worker_status import read_workers
+from jobs.tracing import open_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ def record(
             idle=idle,
             part_seconds=part_seconds,
             plan_seconds=plan_seconds,
+            tracing=open_tracing(),
         )
         stop = _Stop()
         with StopSignals(stop, "rows are left in Redis, for other recorders or the next one"):

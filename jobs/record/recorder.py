@@ -26,6 +26,7 @@ from jobs.embedded import HASH_BYTES
 from jobs.keys import RUN_ID
 from jobs.operations import rows_of
 from jobs.record.folder import ResultsFolder
+from jobs.record.row_spans import rows_written
 from jobs.results import outbox
 from jobs.results.files import SAMPLES, table_of, write_part
 from jobs.results.rows import Row
@@ -35,6 +36,7 @@ from jobs.store.backlog import read_unwritten
 from jobs.store.damage import Damaged, causes
 from jobs.store.durable import NotDurable, read_persistence, wait_until_durable
 from jobs.store.part_plans import Look, PartPlans, Plan, RecorderLock
+from jobs.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -76,12 +78,14 @@ class Recorder:
         idle: Callable[[], bool],
         part_seconds: float = PART_SECONDS,
         plan_seconds: float = PLAN_SECONDS,
+        tracing: Tracing | None = None,
     ) -> None:
         # Without retries: what was read before a crash of Redis must not be written after it.
         client.set_retry(Retry(NoBackoff(), 0))
         self._redis = client
         self._folder, self._name = folder, name
         self._idle, self._part_seconds = idle, part_seconds
+        self._tracing = tracing
         self._plans = PartPlans(self._redis, name, plan_seconds)
         self._stop = threading.Event()
         self._finishing = threading.Event()
@@ -294,6 +298,7 @@ class Recorder:
     def _execute(self, plan: Plan) -> None:
         """Write the file of a plan that is durable."""
         values = self._plans.rows(plan)
+        rows: list[Row] = []
         # Without the plan, the values may not be all: another recorder has written the file while
         # this one was suspended, or Redis has lost the plan in a crash.
         if self._plans.is_open(plan):
@@ -306,6 +311,8 @@ class Recorder:
                 self._file_since = None
             self._check_folder()  # else the file may be below a mount point, and is no part of it
         self._commit(plan)
+        if self._tracing is not None:
+            rows_written(self._tracing, rows)
 
     def _check_folder(self) -> None:
         self._file_since = time.monotonic()

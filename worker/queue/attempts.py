@@ -26,6 +26,7 @@ from worker.queue.attempt import Attempt, SettlementBuilder, make_attempt
 from worker.queue.attempt_sink import AttemptSink, Event, Pending, Woken
 from worker.queue.circuit_breaker import CircuitBreaker
 from worker.queue.job_figures import JobFigures
+from worker.queue.job_spans import JobSpans
 from worker.queue.publisher import Publisher
 from worker.queue.retry import retry_of
 
@@ -75,8 +76,9 @@ class Attempts:
         settlements: SettlementBuilder,
         breaker: CircuitBreaker,
         figures: JobFigures,
+        spans: JobSpans | None = None,
     ) -> None:
-        self._breaker, self._figures = breaker, figures
+        self._breaker, self._figures, self._spans = breaker, figures, spans
         self._backend, self._models = backend, models
         self._store, self._publisher, self._settlements = store, publisher, settlements
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -199,6 +201,8 @@ class Attempts:
             elif was_held:
                 model = self._model_of(settlement.lease)
                 self._figures.ended(model, settlement, outcome)
+                if self._spans is not None:
+                    self._spans.ended(model, settlement, outcome)
                 if settlement.status == "failed" and settlement.error is not None:
                     _log_failure(settlement, settlement.error, model)
             else:
