@@ -203,6 +203,13 @@ class PrefixStore(Generic[Kept]):
             self._remove(key)
         return True
 
+    def evict(self, nbytes: int) -> int:
+        """Evict up to so many bytes, or all that nothing refers to. Returns how many."""
+        before = self.nbytes
+        held = sum(block.nbytes for block in self._blocks.values() if block.references)
+        self.shrink(max(before - nbytes, held))
+        return before - self.nbytes
+
     def drop(self, keys: Sequence[bytes]) -> None:
         """Remove blocks, and all that continue them, but no pinned ones."""
         dropped = set(keys) - self._pinned

@@ -105,6 +105,7 @@ class EngineCore:
             not_finite=loaded.not_finite,
         )
         self._meter = memory_meter(self.device)
+        self.peak_bytes = 0  # of memory in use, in one of its steps
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._changes = Changes(self._scheduler.reset)
         self._closed = False
@@ -149,6 +150,11 @@ class EngineCore:
     @property
     def tokens_generated(self) -> int:
         return self._scheduler.tokens_generated
+
+    @property
+    def generations(self) -> int:
+        """Number of sequences that have ended in the batch."""
+        return self._scheduler.finish_rate.total
 
     @property
     def running(self) -> int:
@@ -229,7 +235,9 @@ class EngineCore:
                 self.steps += 1
                 logits = self.runner.forward(plan)
                 result = self.runner.sample(logits, self._scheduler.sampling())
-                self._scheduler.saw_memory(self._meter.peak())
+                peak = self._meter.peak()
+                self.peak_bytes = max(self.peak_bytes, peak)
+                self._scheduler.saw_memory(peak)
                 self._scheduler.commit(result)
                 self.runner.apply(self.book.take_changes())
             except StorageError as error:
@@ -237,6 +245,12 @@ class EngineCore:
             except BaseException as error:  # one bad sequence must not fail the others
                 self._recover(error)
         return True
+
+    def evict(self, nbytes: int) -> int:
+        """Drop up to so many bytes of kept state that no sequence uses, the least recently used
+        first. Returns how many."""
+        with self.changing():
+            return self.book.kept.evict(nbytes)
 
     def trim(self) -> None:
         """Free the memory of the KV cache, unless a sequence uses it."""

@@ -64,10 +64,12 @@ class FinishRate:
 
     def __init__(self, batch: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.total = 0
         self._ends: deque[float] = deque(maxlen=batch // 2 * MOST_HALF_BATCHES)
 
     def count(self) -> None:
         """A sequence has ended."""
+        self.total += 1
         self._ends.append(self._clock())
 
     @property

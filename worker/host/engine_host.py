@@ -25,6 +25,7 @@ from worker.engine.footprint import footprint
 from worker.engine.prompt_caches import keep_sessions, pin_prompt_cache, read_prompt_cache
 from worker.engine.runner import Sample
 from worker.host.preparer import Preparation, Preparer
+from worker.host.soft_ceiling import SoftCeiling
 from worker.loading.load import fetch
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
@@ -112,6 +113,7 @@ class EngineHost:
             footprint, device=self.device, interactive_slots=interactive_slots, preempt=preempt
         )
         self._state_dir, self._state_bytes = state_dir, state_bytes
+        self._ceiling = SoftCeiling(self.device)
         self._commands: deque[Command] = deque()
         self._closing = self._loading = False
         self._error: str | None = None
@@ -272,6 +274,7 @@ class EngineHost:
                     _run(*self._commands.popleft())
                 if any([engine.step() for engine in self._engines.values()]):
                     sleeps = 0
+                    self._ceiling.check(self._engines.values())
                 elif not self._work.wait(LONGEST_SLEEP_SECONDS):
                     sleeps += 1
                     if sleeps == IDLE_SLEEPS:
