@@ -6,11 +6,14 @@ Imports little: every command reads it when it starts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from jobs.encoding import parse_written
+from jobs.errors import InvalidRequest, invalid
+
+Row = tuple[int, dict[str, Any] | InvalidRequest]  # number from 1; the error of a row without data
 
 # A row of a file has one of these; an error distinguishes a null from a column that is missing.
 SOURCES = ("messages", "prompt", "text")
@@ -53,3 +56,12 @@ def request_fields() -> tuple[str, ...]:
 def first_twice(names: Iterable[str]) -> str | None:
     """The first name that occurs again; None if all differ. A file may have 100,000 columns."""
     return next((name for name, count in Counter(names).items() if count > 1), None)
+
+
+def mapped_twice(columns: Iterable[str], names: Mapping[str, str]) -> InvalidRequest:
+    """The error of columns of which two hold one field. `names`: the fields, by columns."""
+    columns = list(columns)
+    new = [names.get(name, name) for name in columns]
+    field = str(first_twice(new))
+    both = " and ".join(repr(name) for name in columns if names.get(name, name) == field)
+    return invalid(f"the columns {both} are both {field!r}: use another --map", field)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, repeat
 from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.data_sets.fields import SOURCES, first_twice
+from jobs.data_sets.fields import SOURCES, Row, first_twice
 from jobs.errors import InvalidRequest, invalid
 
 BATCH_ROWS = 256  # in memory at once
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow's IPC format
 
 
-def parquet_rows(
-    file: IO[bytes], columns: dict[str, None] | None = None
-) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:
+def parquet_rows(file: IO[bytes], columns: dict[str, None] | None = None) -> Iterator[Row]:
     """Yield the rows, numbered from 1. Null is a field that is not given, unless it is one of
     SOURCES. `columns`: gets the names of the columns."""
     try:
@@ -54,9 +53,7 @@ def count(file: IO[bytes]) -> int:
         raise invalid(f"not a Parquet file that can be read: {error}") from None
 
 
-def arrow_rows(
-    file: IO[bytes], columns: dict[str, None] | None = None
-) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:
+def arrow_rows(file: IO[bytes], columns: dict[str, None] | None = None) -> Iterator[Row]:
     """The same for a stream of Arrow's IPC format, as data sets of Hugging Face are on disk."""
     tail = _Tail(file)
     try:
@@ -74,6 +71,15 @@ def arrow_rows(
         for row in table_rows(batch):
             number += 1
             yield number, row
+
+
+def arrow_count(file: IO[bytes]) -> int:
+    """Number of rows of an Arrow stream; of a damaged one, of those before the damage."""
+    rows = 0
+    with suppress(pa.ArrowException, OSError):
+        for batch in pa.ipc.open_stream(pa.PythonFile(_Tail(file), mode="r")):
+            rows += batch.num_rows
+    return rows
 
 
 def _batches(source: Any, tail: _Tail) -> Iterator[Any]:

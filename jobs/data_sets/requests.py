@@ -16,9 +16,8 @@ from typing import Any
 from jobs.api.json_values import check_json
 from jobs.api.request import ChatRequest
 from jobs.api.unsupported_fields import IGNORED_FIELDS, REFUSED_FIELDS
-from jobs.data_sets.fields import SOURCES, request_fields
+from jobs.data_sets.fields import SOURCES, Row, request_fields
 from jobs.data_sets.id_index import IdIndex
-from jobs.data_sets.row_files import Row
 from jobs.errors import InvalidRequest, invalid
 from jobs.store.custom_ids import content_id
 from jobs.store.rq_layout import MAX_DATA

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import Client
-from jobs.data_sets.row_files import MAX_LINE
+from jobs.data_sets.text_rows import MAX_LINE
 from tests.cli.conftest import Run
 
 CSV = b"prompt,target\na,1\nb,2\n"

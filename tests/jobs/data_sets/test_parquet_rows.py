@@ -147,3 +147,13 @@ def test_a_stream_that_is_cut_off_anywhere_names_the_last_row_before_it() -> Non
         assert f"after row {len(rows)}, " in raised.value.message
         assert rows == [(n + 1, {"prompt": f"word {n}"}) for n in range(len(rows))]
     assert len([*arrow_rows(io.BytesIO(whole))]) == 30
+
+
+def test_rows_of_a_stream_are_counted_up_to_a_break() -> None:
+    table = pa.table({"prompt": ["two\nlines"] * 30})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=10)
+    whole = sink.getvalue()
+    for content, rows in ((whole, 30), (whole[:-60], 20), (whole[:200], 0)):
+        assert RowFile(io.BytesIO(content), "rows.arrow").content()[1] == rows

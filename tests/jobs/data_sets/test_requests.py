@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jobs.data_sets.requests import InvalidLine, Overrides, RequestLine
 from jobs.data_sets.requests import read_requests as read
-from jobs.data_sets.row_files import json_rows
+from jobs.data_sets.text_rows import json_rows
 
 DEMO = Overrides(model="demo")
 

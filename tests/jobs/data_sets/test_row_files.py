@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.data_sets import row_files
+from jobs.data_sets import text_rows
 from jobs.data_sets.fields import first_twice
 from jobs.data_sets.row_files import RowFile
 from jobs.errors import InvalidRequest
@@ -64,7 +64,7 @@ def test_jsonl_takes_each_kind_of_line_end(end: str) -> None:
 def test_lines_are_too_long_and_not_files_whatever_ends_the_lines(
     monkeypatch: pytest.MonkeyPatch, end: bytes
 ) -> None:
-    monkeypatch.setattr(row_files, "MAX_LINE", 100)
+    monkeypatch.setattr(text_rows, "MAX_LINE", 100)
     line = b'{"prompt": "' + b"a" * 60 + b'"}'
     rows = list(RowFile(io.BytesIO(end.join([line] * 3)), "rows.jsonl"))
     assert [number for number, _ in rows] == [1, 2, 3]
@@ -80,7 +80,7 @@ def test_lines_are_too_long_and_not_files_whatever_ends_the_lines(
 def test_a_line_of_any_length_costs_its_row_alone(
     monkeypatch: pytest.MonkeyPatch, end: bytes, size: int
 ) -> None:
-    monkeypatch.setattr(row_files, "MAX_LINE", 100)
+    monkeypatch.setattr(text_rows, "MAX_LINE", 100)
     rest = end + b'{"a": 1}' + end if end else b""
     for content in (b"{}\n" + b"a" * size + rest, b"{}\r" + b'"' * size + rest):
         rows = list(RowFile(io.BytesIO(content), "rows.jsonl"))
