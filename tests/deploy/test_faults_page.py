@@ -42,7 +42,8 @@ def logged() -> Iterator[str]:
                 case ast.Call(func=ast.Attribute(ast.Name("logger" | "log"), level), args=args):
                     text = args[level == "log"] if level in LOUD else None
                     if isinstance(text, ast.Constant) and text.value not in MADE:
-                        yield re.sub(r"%(?:\.\d+)?[sdrfg]", "…", str(text.value))
+                        filled = re.sub(r"%(?:\.\d+)?[sdrfg]", "…", str(text.value))
+                        yield filled.replace("%%", "%")
 
 
 LOGGED = list(logged())

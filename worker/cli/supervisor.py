@@ -170,6 +170,11 @@ class _Place:
     def device(self) -> str:
         return self.command.device
 
+    @property
+    def extra(self) -> dict[str, str]:
+        """Of log records about it."""
+        return {"device": self.device}
+
 
 class Supervisor:
     """The workers of all devices. `failure`: of the worst end; `killed_by`: the signal of `KILLS`
@@ -236,7 +241,11 @@ class Supervisor:
             return
         code = place.running.child.poll()
         if code is None and now >= self._stop_by:
-            self._log(place, logging.WARNING, "the worker does not stop in time: it is killed")
+            logger.warning(
+                "%s: the worker does not stop in time: it is killed",
+                place.device,
+                extra=place.extra,
+            )
             code = place.running.end()
         if code is not None:
             self._ended(place, code, now)
@@ -254,7 +263,8 @@ class Supervisor:
         except OSError as error:
             self._died(place, f"did not start ({error.strerror})", UNAVAILABLE)
         else:
-            self._log(place, logging.INFO, f"started a worker: process {place.running.pid}")
+            pid = place.running.pid
+            logger.info("%s: started a worker: process %d", place.device, pid, extra=place.extra)
 
     def _ended(self, place: _Place, code: int, now: float) -> None:
         running, place.running = place.running, None
@@ -263,7 +273,9 @@ class Supervisor:
         if self._handed_down:
             place.code = 0 if -code in self._handed_down else FAILED if code < 0 else code
         elif code == 0:
-            self._log(place, logging.INFO, "the worker has ended, as it was told to")
+            logger.info(
+                "%s: the worker has ended, as it was told to", place.device, extra=place.extra
+            )
         elif code == USAGE or (code == UNAVAILABLE and not place.has_served):
             self._give_up(place, f"can't start: {running.fault or f'exit code {code}'}", code)
         else:
@@ -280,8 +292,10 @@ class Supervisor:
             times = f"{place.failures} times without having served"
             self._give_up(place, f"died {times}; the last one {how}", code)
             return
-        self._log(
-            place, logging.WARNING, f"the worker {how}; another one starts in {place.delay:g} s"
+        logger.warning(
+            "%s: the worker %s; another one starts in %g s",
+            *(place.device, how, place.delay),
+            extra=place.extra,
         )
         place.start_at = time.monotonic() + place.delay
         place.delay = min(2 * place.delay, LONGEST_DELAY)
@@ -289,7 +303,7 @@ class Supervisor:
     def _give_up(self, place: _Place, reason: str, code: int) -> None:
         """Stop the other workers. The first reason is the one of the exit code."""
         self.failure = _failure(code, f"the worker of {place.device} {reason}")
-        self._log(place, logging.ERROR, f"the worker {reason}; the others stop")
+        logger.error("%s: the worker %s; the others stop", place.device, reason, extra=place.extra)
         self._hand_down(signal.SIGTERM)
 
     def _hand_down(self, number: int) -> None:
@@ -323,10 +337,6 @@ class Supervisor:
                 (one["host"], one["pid"]) == (host, pid) for one in read_workers(self._redis)
             )
         return False
-
-    @staticmethod
-    def _log(place: _Place, level: int, text: str) -> None:
-        logger.log(level, "%s: %s", place.device, text, extra={"device": place.device})
 
 
 def _known(code: int) -> int:
