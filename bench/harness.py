@@ -118,3 +118,23 @@ def _shown(value: object) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def report_queue(
+    title: str,
+    rows: int,
+    max_batch: int,
+    figures: Mapping[str, list[float]],
+    device: str,
+    out: Path | None,
+) -> None:
+    """`report` the medians of rows per second, "in-process" and through the "queue"."""
+    ours, queue = median(figures["in-process"]), median(figures["queue"])
+    row = {
+        "rows": rows,
+        "batch": max_batch,
+        "in-process rows/s": ours,
+        "queue rows/s": queue,
+        "queue / in-process": queue / ours,
+    }
+    report(title, [row], device, out)

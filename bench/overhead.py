@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from bench.demo import demo_requests
-from bench.harness import alternate, median, report, seconds, wait_for_worker
+from bench.harness import alternate, report_queue, seconds, wait_for_worker
 from jobs import ChatRequest, Client, Results, Sampling
 from jobs.embedded import EmbeddedRedis
 from worker import Engine
@@ -78,15 +78,14 @@ def main(rounds: int, device: str, max_batch: int, out: Path | None) -> None:
         finally:
             worker.terminate()
             worker.wait()
-    medians = {name: median(values) for name, values in figures.items()}
-    row = {
-        "rows": len(requests),
-        "batch": max_batch,
-        "in-process rows/s": medians["in-process"],
-        "queue rows/s": medians["queue"],
-        "queue / in-process": medians["queue"] / medians["in-process"],
-    }
-    report("500 demo rows, in-process and through the queue", [row], str(engine.info.device), out)
+    report_queue(
+        "500 demo rows, in-process and through the queue",
+        len(requests),
+        max_batch,
+        figures,
+        str(engine.info.device),
+        out,
+    )
 
 
 if __name__ == "__main__":

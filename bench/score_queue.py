@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from bench.harness import alternate, median, report, seconds, wait_for_worker
+from bench.harness import alternate, report_queue, seconds, wait_for_worker
 from jobs import Client
 from jobs.api.score_request import ScoreRequest
 from jobs.embedded import EmbeddedRedis
@@ -91,15 +91,9 @@ def main(count: int, rounds: int, max_batch: int, out: Path | None) -> None:
         finally:
             worker.terminate()
             worker.wait()
-    medians = {name: median(values) for name, values in figures.items()}
-    row = {
-        "rows": count,
-        "batch": max_batch,
-        "in-process rows/s": medians["in-process"],
-        "queue rows/s": medians["queue"],
-        "queue / in-process": medians["queue"] / medians["in-process"],
-    }
-    report("Log-likelihoods of 30 tokens", [row], str(engine.info.device), out)
+    report_queue(
+        "Log-likelihoods of 30 tokens", count, max_batch, figures, str(engine.info.device), out
+    )
 
 
 if __name__ == "__main__":
