@@ -7,14 +7,14 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from jobs.api.message import ToolCall
-from jobs.api.wire import Wire
+from jobs.api.wire import Output
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 LEAST_BYTES_OF_LOGPROB = len('{"token":"","logprob":0}')
 
 
-class TopLogprob(Wire):
+class TopLogprob(Output):
     token: str
     logprob: float
     bytes: list[int] | None = None
@@ -24,12 +24,12 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob] = Field(default_factory=list)
 
 
-class ChoiceLogprobs(Wire):
+class ChoiceLogprobs(Output):
     content: list[TokenLogprob] | None = None
     refusal: list[TokenLogprob] | None = None
 
 
-class PromptLogprob(Wire):
+class PromptLogprob(Output):
     """One token at a position of the prompt, in vLLM's form. `rank`: 1 for the most probable."""
 
     logprob: float
@@ -37,11 +37,11 @@ class PromptLogprob(Wire):
     decoded_token: str
 
 
-class Usage(Wire):
-    class PromptDetails(Wire):
+class Usage(Output):
+    class PromptDetails(Output):
         cached_tokens: int = 0
 
-    class CompletionDetails(Wire):
+    class CompletionDetails(Output):
         """The figures of predictions are None if the model ran without a draft."""
 
         reasoning_tokens: int = 0
@@ -62,7 +62,7 @@ class Usage(Wire):
         return -(-nbytes // 10**6) or None
 
 
-class AssistantMessage(Wire):
+class AssistantMessage(Output):
     role: Literal["assistant"] = "assistant"
     content: str | None
     reasoning_content: str | None = None
@@ -70,7 +70,7 @@ class AssistantMessage(Wire):
     tool_calls: list[ToolCall] | None = None
 
 
-class Choice(Wire):
+class Choice(Output):
     index: int
     message: AssistantMessage
     finish_reason: FinishReason
@@ -82,7 +82,7 @@ def completion_id(job_id: str | None) -> str:
     return f"chatcmpl-{job_id or 'local'}"
 
 
-class ChatCompletion(Wire):
+class ChatCompletion(Output):
     """The complete answer to a request. Validates as openai.types.chat.ChatCompletion."""
 
     id: str

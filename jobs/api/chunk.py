@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from jobs.api.answer import ChoiceLogprobs, FinishReason, Usage
 from jobs.api.message import ToolCall
-from jobs.api.wire import Wire
+from jobs.api.wire import Output
 
 
 class ToolCallDelta(ToolCall):
@@ -15,21 +15,21 @@ class ToolCallDelta(ToolCall):
     index: int  # among the calls of the answer
 
 
-class ChoiceDelta(Wire):
+class ChoiceDelta(Output):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 
-class ChunkChoice(Wire):
+class ChunkChoice(Output):
     index: int
     delta: ChoiceDelta
     finish_reason: FinishReason | None = None
     logprobs: ChoiceLogprobs | None = None
 
 
-class ChatChunk(Wire):
+class ChatChunk(Output):
     """One chunk of a streamed answer. Validates as openai.types.chat.ChatCompletionChunk.
 
     `cursor` is the chunk's position in the job's stream ("<attempt>-<seq>"), from which a stream

@@ -7,11 +7,12 @@ Redis, `ChatSession` keeps them in memory and in files.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from jobs.api.answer import AssistantMessage, ChatCompletion, FinishReason
+from jobs.api.message import FunctionCall, Message, ToolCall
 from jobs.api.params import MessageInput
 from jobs.api.request import ChatRequest
 from jobs.api.wire import describe, no_lone_surrogates
@@ -58,7 +59,7 @@ class Turn:
             raise ValueError("a message is a JSON object")
         if not isinstance(end, str) or not isinstance(job, str):
             raise ValueError("finish_reason and job are strings")
-        return cls(messages, answer, end, job)  # type: ignore[arg-type]
+        return cls(messages, _known(answer), end, job)  # type: ignore[arg-type]
 
 
 def ended_turn(
@@ -153,6 +154,23 @@ def split_turns(messages: Iterable[MessageInput | Turn]) -> tuple[str, list[Turn
             "messages",
         )
     return system, turns
+
+
+def _known(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer that was stored, without the fields of later versions: requests refuse them."""
+    kept: dict[str, Any] = _fields(answer, {*Message.model_fields, *AssistantMessage.model_fields})
+    if isinstance(calls := kept.get("tool_calls"), list):
+        kept["tool_calls"] = [_fields(call, ToolCall.model_fields) for call in calls]
+        for call in kept["tool_calls"]:
+            if isinstance(call, dict) and "function" in call:
+                call["function"] = _fields(call["function"], FunctionCall.model_fields)
+    return kept
+
+
+def _fields(value: Any, known: Container[str]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: one for name, one in value.items() if name in known}
 
 
 def _check_turn(turn: Turn, where: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from jobs.api.message import FunctionCall, Message, TextPart, ToolCall
+from jobs.api.message import Message, SentFunctionCall, SentToolCall, TextPart
 from jobs.api.unsupported_fields import (
     IGNORED_IN_CALL,
     IGNORED_IN_FUNCTION,
@@ -112,15 +112,15 @@ def _part(part: Any, path: str, ignored: list[str]) -> Any:
 
 
 def _call(call: Any, path: str, ignored: list[str]) -> Any:
-    call = _as_dict(call, ToolCall)
+    call = _as_dict(call, SentToolCall)
     if not isinstance(call, dict):
         return call
     plain = drop_ignored(call, IGNORED_IN_CALL, path, ignored)
     plain.pop("index", None)  # of a streamed delta: the place in the list says the same
     if plain.get("type", "") is None:
         del plain["type"]
-    function = _as_dict(plain.get("function"), FunctionCall)
+    function = _as_dict(plain.get("function"), SentFunctionCall)
     if isinstance(function, dict):
         function = drop_ignored(function, IGNORED_IN_FUNCTION, f"{path}.function", ignored)
-        plain["function"] = _drop_empty(function, FunctionCall)
-    return _drop_empty(plain, ToolCall)
+        plain["function"] = _drop_empty(function, SentFunctionCall)
+    return _drop_empty(plain, SentToolCall)

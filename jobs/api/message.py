@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, ConfigDict, model_validator
 
-from jobs.api.wire import Text, Wire
+from jobs.api.wire import Output, Text, Wire
 
 # Roles whose messages may have no content: a model may call tools or refuse instead, and a tool
 # may return nothing.
@@ -33,15 +33,32 @@ def _as_json_text(arguments: Any) -> Any:
         raise ValueError(f"the object can't be written as JSON: {error}") from None
 
 
-class FunctionCall(Wire):
+class FunctionCall(Output):
+    """The function of a `ToolCall`."""
+
     name: Text
     arguments: Annotated[Text, BeforeValidator(_as_json_text)]  # JSON text
 
 
-class ToolCall(Wire):
+class ToolCall(Output):
+    """A call in an answer."""
+
     id: Text
     type: Literal["function"] = "function"
     function: FunctionCall
+
+
+class SentFunctionCall(FunctionCall):
+    """The function of a `SentToolCall`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class SentToolCall(ToolCall):
+    """A call in a message of a request: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+    function: SentFunctionCall
 
 
 class Message(Wire):
@@ -55,7 +72,7 @@ class Message(Wire):
     reasoning_content: Text | None = None
     name: Text | None = None
     tool_call_id: Text | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[SentToolCall] | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from jobs.api.answer import FinishReason, Usage
-from jobs.api.wire import Wire
+from jobs.api.wire import Output
 from jobs.errors import JobError
 
 Normalization = Literal["none", "tokens", "bytes"]
@@ -15,7 +15,7 @@ Normalization = Literal["none", "tokens", "bytes"]
 LEAST_BYTES_OF_LOGPROB = len("0.0,")
 
 
-class ContinuationScore(Wire):
+class ContinuationScore(Output):
     """The log-likelihood of one continuation. Logarithms are natural ones."""
 
     logprob_sum: float
@@ -48,7 +48,7 @@ def best(scores: Sequence[ContinuationScore], by: Normalization) -> int:
     return max(range(len(scores)), key=lambda number: scores[number].normalized(by))
 
 
-class TextScore(Wire):
+class TextScore(Output):
     """The log-likelihood of a text."""
 
     logprob_sum: float
@@ -75,7 +75,7 @@ class TextScore(Wire):
         return -self.logprob_sum / max(1, self.bytes) / math.log(2)
 
 
-class ScoredItem(Wire):
+class ScoredItem(Output):
     """The result of one item: an error, or scores.
 
     continuations   of a loglikelihood or choice, in the order of the request
@@ -96,7 +96,7 @@ class ScoredItem(Wire):
         return None if self.error is None else JobError.from_dict(self.error)
 
 
-class ScoreResult(Wire):
+class ScoreResult(Output):
     """The complete answer to a scoring request."""
 
     object: Literal["score"] = "score"

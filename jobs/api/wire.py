@@ -25,7 +25,7 @@ from jobs.errors import InvalidRequest, invalid
 
 
 class Wire(BaseModel):
-    """Base of all wire types. Unknown fields are refused."""
+    """Base of all wire types. Unknown fields are refused; `Output` ignores them."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), ser_json_inf_nan="strings")
 
@@ -36,6 +36,13 @@ class Wire(BaseModel):
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
         return encoding.to_json(self.to_dict())
+
+
+class Output(Wire):
+    """Base of the types that workers write and others read. Unknown fields are those of a later
+    version, and are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 class Checked(Wire):

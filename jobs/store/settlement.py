@@ -85,7 +85,7 @@ def settlement_of(
         failures = failed_attempts(claimed, error, worker)
     content = answer.to_dict() if answer is not None else None
     usage = content.get("usage") if content is not None else None
-    # Clients of 0.2.0 refuse a completion with a field that they do not know.
+    # Clients of 0.2.0 refuse a completion with a field that they do not know; later ones ignore it.
     peak = usage.pop("peak_memory_mb", None) if usage is not None else None
     entry = outbox.outbox_entry(
         claimed.lease.job,

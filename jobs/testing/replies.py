@@ -25,7 +25,7 @@ from jobs.api.answer import (
     Usage,
     completion_id,
 )
-from jobs.api.message import ToolCall
+from jobs.api.message import SentToolCall, ToolCall
 from jobs.api.request import ChatRequest
 from jobs.api.wire import describe, to_invalid_request
 from jobs.errors import JobError, failure_of
@@ -67,9 +67,9 @@ class Answer:
             raise ValueError(f"delay: must be at least 0, got {self.delay}")
         for number, call in enumerate(self.tool_calls):
             try:
-                ToolCall.model_validate(call)
+                _call(call)
             except ValidationError as error:
-                fault = to_invalid_request(error, ToolCall).message
+                fault = to_invalid_request(error, SentToolCall).message
                 raise ValueError(f"tool_calls[{number}]: {fault}") from None
 
 
@@ -209,9 +209,14 @@ class Plan:
 
 
 def _from_answer(index: int, answer: Answer) -> _Choice:
-    calls = [ToolCall.model_validate(call) for call in answer.tool_calls] or None
+    calls = [_call(call) for call in answer.tool_calls] or None
     reason = answer.finish_reason or ("tool_calls" if calls else "stop")
     return _Choice(index, _words(answer.reasoning), _words(answer.content), calls, reason)
+
+
+def _call(call: ToolCall | Mapping[str, Any]) -> ToolCall:
+    """A call of an answer. Raises ValidationError, also for an unknown field."""
+    return call if isinstance(call, ToolCall) else SentToolCall.model_validate(call)
 
 
 def _from_choice(choice: Choice) -> _Choice:
