@@ -65,7 +65,8 @@ def main() -> None:
         worker = subprocess.Popen([str(Path(sys.executable).with_name("chatjobs")), *words])
         try:
             wait_for_worker(client, worker, SECONDS)
-            print(f"worker, demo model, idle: {size_text(read_workers(client.redis)[0]['rss'])}")
+            rss = read_workers(redis)[0].get("rss", 0)
+            print(f"worker, demo model, idle: {size_text(rss)}")
             jobs = client.submit_many(
                 [
                     request(100, n, "interactive", max_tokens=TOKENS, ignore_eos=True)
@@ -78,7 +79,8 @@ def main() -> None:
             print(f"stream of {TOKENS} tokens: {each:,.0f} B, {each / TOKENS:.0f} B a token")
             rows = redis.memory_usage(keys.outbox("r"), samples=0) / len(jobs)
             print(f"row of {TOKENS} tokens in the outbox: {rows:,.0f} B")
-            print(f"worker, demo model, after jobs: {size_text(read_workers(redis)[0]['rss'])}")
+            rss = read_workers(redis)[0].get("rss", 0)
+            print(f"worker, demo model, after jobs: {size_text(rss)}")
         finally:
             worker.terminate()
             worker.wait()

@@ -29,6 +29,7 @@ from jobs.store.rights import check_rights
 from jobs.store.stream import StreamWriter
 from jobs.store.waiting import read_waiting
 from jobs.store.wake_lists import WakeLists
+from jobs.store.worker_status import ResultsStatus
 from jobs.store.workers import Workers, worker_key
 from jobs.tracing import open_tracing
 from worker.backend import Backend, ModelInfo, SwappingBackend
@@ -55,9 +56,9 @@ from worker.queue.publisher import Publisher
 from worker.queue.reaper import Reaper
 from worker.queue.served import Served
 from worker.queue.stages import Stages
+from worker.queue.status_collector import StatusCollector
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
-from worker.queue.worker_status import WorkerStatus
 from worker.residency.budget import share_out, size
 from worker.residency.commands import ModelCommands
 from worker.residency.downloads import DownloadCommands
@@ -176,7 +177,7 @@ def serve(
                 residency.loaded(model.name, model, seconds)
         loads = residency.figures if residency else partial(LoadFigures, loads=len(models))
 
-        def recording() -> Mapping[str, str] | None:
+        def recording() -> ResultsStatus | None:
             return recorder.state if recorder else None
 
         loop = WorkerLoop(
@@ -194,7 +195,7 @@ def serve(
                     **DownloadCommands(served, by_name).handlers,
                 },
             ),
-            WorkerStatus(
+            StatusCollector(
                 backend,
                 served,
                 recording,

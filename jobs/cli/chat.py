@@ -312,11 +312,11 @@ def _wait_for_worker(connected: Client, job: Job, model: str, seconds: float) ->
     """Return once a worker serves `model` or the job has started; raise after `seconds`."""
     from jobs import JobError
     from jobs.client.serving import nobody_serves
-    from jobs.store.worker_status import published
+    from jobs.store.worker_status import read_statuses
 
     deadline = time.monotonic() + seconds
     while job.status() in ("deferred", "scheduled", "queued"):
-        workers = published(connected.redis)
+        workers = read_statuses(connected.redis)
         if model in workers.served:
             return
         if time.monotonic() >= deadline:

@@ -111,13 +111,13 @@ class DryRun:
     def _run_pilot(self, connected: Client, found: Survey) -> None:
         from jobs.client.serving import nobody_takes
         from jobs.operations import CHAT, SCORE
-        from jobs.store.worker_status import published
+        from jobs.store.worker_status import read_statuses
 
         models = sorted({row.request.model for row in found.sample})
         if self._scores:
             check_all_score(connected, models)
         func = (SCORE if self._scores else CHAT).func
-        workers = published(connected.redis)
+        workers = read_statuses(connected.redis)
         for model in models:
             if not workers.serve(model, func):
                 self._no_pilot = nobody_takes(model, func, workers)

@@ -66,9 +66,9 @@ def _warn_if_unknown(redis: Redis, model: str) -> None:
     """Warn about a model that no worker serves and that has no queue: it may be a typing error."""
     from jobs.client.serving import nobody_serves, who_loads
     from jobs.store.rq_layout import queue_names
-    from jobs.store.worker_status import published
+    from jobs.store.worker_status import read_statuses
 
-    workers = published(redis)
+    workers = read_statuses(redis)
     known = workers.served | set(map(keys.model_of, queue_names(redis)))
     if model in known or who_loads(model, workers.loading):
         return

@@ -112,7 +112,7 @@ class RunWatcher:
         from jobs.client.serving import nobody_serves
         from jobs.errors import JobError
         from jobs.store.connection.connect import redis_failure
-        from jobs.store.worker_status import published
+        from jobs.store.worker_status import read_statuses
 
         if progress.fault is not None:
             fault = progress.fault
@@ -121,7 +121,7 @@ class RunWatcher:
             return f"{fault.message}: trying again"
         with suppress(Exception):  # the producer itself meets the faults of Redis
             if progress.running:
-                workers = published(self._connected.redis)
+                workers = read_statuses(self._connected.redis)
                 for model in self._models:
                     if model not in workers.served:
                         waits = "the run waits until one does"
@@ -138,9 +138,9 @@ class RunWatcher:
 def check_all_score(connected: Client, models: Iterable[str]) -> None:
     """Refuse to score with models that workers serve which run no scoring jobs."""
     from jobs.operations import SCORE
-    from jobs.store.worker_status import published
+    from jobs.store.worker_status import read_statuses
 
-    workers = published(connected.redis)
+    workers = read_statuses(connected.redis)
     for model in models:
         others = workers.without(model, SCORE.func)
         if others:

@@ -13,7 +13,7 @@ from jobs import keys
 from jobs.cli.failures import Failure, NotFound
 from jobs.cli.options import Seconds, connection, json_option, redis_option
 from jobs.cli.output import clear_terminal, echo, print_json
-from jobs.cli.status_tables import loads, print_rows, print_tables
+from jobs.cli.status_tables import print_rows, print_tables, what_loads
 from jobs.cli.waiting import rows_wait
 from jobs.sizes import counted
 
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
     from jobs.store.backlog import Unwritten
     from jobs.store.damage import Damage
-    from jobs.store.worker_status import Published
+    from jobs.store.worker_status import (
+        RecorderStatus,
+        WatchedWorker,
+        WorkerStatus,
+        WorkerStatuses,
+    )
 
 
 class CannotWrite(Failure):
@@ -39,14 +44,14 @@ class Unhealthy(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What Redis says at one moment. `published`: all workers; `running`, `loading` and
+    """What Redis says at one moment. `workers`: all of them; `running`, `loading` and
     `recorders`: those on the host that was asked for. `recorded`: somebody writes rows, on any
     host. `faults`: why a process can't, by name. `eviction`: why Redis may evict keys, or ""."""
 
-    published: Published
-    running: Sequence[dict[str, Any]]
-    loading: Sequence[dict[str, Any]]
-    recorders: Sequence[dict[str, Any]]
+    workers: WorkerStatuses
+    running: Sequence[WatchedWorker]
+    loading: Sequence[WorkerStatus]
+    recorders: Sequence[RecorderStatus]
     queues: Sequence[dict[str, Any]]
     rows: Unwritten
     recorded: bool
@@ -119,19 +124,23 @@ def _read(redis: Redis, host: str | None) -> Snapshot:
     from jobs.store.eviction import read_eviction
     from jobs.store.queue_depths import read_queues
     from jobs.store.rq_layout import QUEUES_KEY
-    from jobs.store.worker_status import Published, add_heartbeats, published, read_recorders
+    from jobs.store.worker_status import (
+        WorkerStatuses,
+        read_recorders,
+        read_statuses,
+        with_heartbeats,
+    )
 
     damaged = find_damage(redis)
     wrong = {one.key for one in damaged}
-    workers = Published([], [], []) if keys.WORKERS in wrong else published(redis)
+    workers = WorkerStatuses([], [], []) if keys.WORKERS in wrong else read_statuses(redis)
     recorders = [] if keys.RECORDERS in wrong else read_recorders(redis)
     queues = [] if QUEUES_KEY in wrong else read_queues(redis)
     rows = Unwritten({}) if keys.OUTBOXES in wrong else read_unwritten(redis)
     eviction = read_eviction(redis)
-    running, loading = workers.running, workers.loading
-    if running:
-        add_heartbeats(redis, running)
-    running.sort(key=_started_at, reverse=True)
+    running = with_heartbeats(redis, workers.running) if workers.running else []
+    loading = workers.loading
+    running.sort(key=lambda worker: worker.get("started_at", 0.0), reverse=True)
     for queue in queues:
         queue["workers"] = workers.serve(queue["model"], queue["func"])
     recorded = any_records([*running, *recorders])
@@ -140,7 +149,7 @@ def _read(redis: Redis, host: str | None) -> Snapshot:
         loading = [worker for worker in loading if worker["host"] == host]
         recorders = [recorder for recorder in recorders if recorder["host"] == host]
     return Snapshot(
-        published=workers,
+        workers=workers,
         running=running,
         loading=loading,
         recorders=recorders,
@@ -170,7 +179,7 @@ def _facts(found: Snapshot) -> dict[str, Any]:
 
 
 def _print(found: Snapshot, host: str | None) -> None:
-    print_tables(found.running, found.loading, found.queues, found.published, host)
+    print_tables(found.running, found.loading, found.queues, found.workers, host)
     eviction = found.eviction
     if eviction and not any(worker["paused"] == eviction for worker in found.running):
         echo(f"{eviction}; until then, workers and submits are refused", err=True)
@@ -187,7 +196,7 @@ def _fault(found: Snapshot, host: str | None, as_json: bool) -> Failure | None:
     running, faults = found.running, found.faults
     if host is not None and not running:
         return NotFound(
-            f"no worker on host {host} serves yet: {'; '.join(map(loads, found.loading))}"
+            f"no worker on host {host} serves yet: {'; '.join(map(what_loads, found.loading))}"
             if found.loading
             else f"no worker is running on host {host}"
         )
@@ -209,13 +218,7 @@ def _fault(found: Snapshot, host: str | None, as_json: bool) -> Failure | None:
     return None
 
 
-def _loader(worker: dict[str, Any]) -> dict[str, Any]:
+def _loader(worker: WorkerStatus) -> dict[str, Any]:
     """A worker that loads, for JSON."""
     facts = {name: worker.get(name) for name in ("name", "host", "pid", "started_at")}
     return {**facts, "models": list(worker["loading"])}
-
-
-def _started_at(worker: dict[str, Any]) -> float:
-    """The start of a worker in seconds since the epoch; 0 if the worker does not publish it."""
-    found = worker.get("started_at")
-    return float(found) if isinstance(found, int | float) else 0.0

@@ -12,7 +12,7 @@ from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs.store.backlog import Unwritten
-    from jobs.store.worker_status import Published
+    from jobs.store.worker_status import WatchedWorker, WorkerStatus, WorkerStatuses
 
 LONG_SECONDS = 60.0  # rows that wait longer are a warning; usually it is half of that
 
@@ -37,15 +37,15 @@ def print_rows(rows: Unwritten, faults: Mapping[str, str], recorded: bool) -> No
         echo(rows_wait(rows))
 
 
-def loads(worker: dict[str, Any]) -> str:
+def what_loads(worker: WorkerStatus) -> str:
     return f"worker {worker['name']} is loading {', '.join(worker['loading'])}"
 
 
 def print_tables(
-    workers: Sequence[dict[str, Any]],
-    loading: Sequence[dict[str, Any]],
+    workers: Sequence[WatchedWorker],
+    loading: Sequence[WorkerStatus],
     queues: Sequence[dict[str, Any]],
-    published: Published,
+    statuses: WorkerStatuses,
     host: str | None,
 ) -> None:
     from jobs.client.serving import nobody_takes
@@ -58,7 +58,7 @@ def print_tables(
     elif not loading:
         echo("no workers" if host is None else f"no workers on host {host}")
     for worker in loading:
-        echo(loads(worker))
+        echo(what_loads(worker))
     for worker in workers:
         if worker["paused"]:
             echo(f"worker {worker['name']} claims no jobs: {worker['paused']}", err=True)
@@ -83,7 +83,7 @@ def print_tables(
         echo("no queues")
     for clause in sorted(
         {
-            nobody_takes(one["model"], one["func"], published)
+            nobody_takes(one["model"], one["func"], statuses)
             for one in queues
             if _waits(one) and not one["workers"]
         }
@@ -91,12 +91,12 @@ def print_tables(
         echo(f"{clause}: its jobs wait", err=True)
 
 
-def _cells(worker: dict[str, Any]) -> tuple[object, ...]:
+def _cells(worker: WatchedWorker) -> tuple[object, ...]:
     """The row of a worker in the table."""
     used = worker["memory"]["weights"] + worker["memory"]["cache"]
     return (
         worker["name"],
-        ", ".join(_model(name, worker.get("states")) for name in worker["models"]),
+        ", ".join(_model(name, worker.get("states", {})) for name in worker["models"]),
         worker["device"],
         _size(used),
         _size(worker.get("rss")),
@@ -104,13 +104,13 @@ def _cells(worker: dict[str, Any]) -> tuple[object, ...]:
         f"{worker['tokens_per_second']:,.0f}",
         _share(worker.get("cached_tokens", 0), worker.get("prompt_tokens", 0)),
         _accepted(worker),
-        _duration(worker.get("heartbeat_s")),
+        _duration(worker["heartbeat_s"]),
     )
 
 
-def _model(name: str, states: object) -> str:
+def _model(name: str, states: Mapping[str, str]) -> str:
     """A model, with its state if it takes no jobs now: a (cold)."""
-    state = states.get(name, "ready") if isinstance(states, dict) else "ready"
+    state = states.get(name, "ready")
     return name if state == "ready" else f"{name} ({state})"
 
 
@@ -124,9 +124,9 @@ def _waits(queue: dict[str, Any]) -> bool:
     return bool(queue["queued"] or queue["scheduled"] or queue["deferred"])
 
 
-def _duration(seconds: object) -> str:
+def _duration(seconds: float | None) -> str:
     """Seconds in at most four characters or so; a dash if they are not known."""
-    if not isinstance(seconds, int | float):
+    if seconds is None:
         return "-"
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
@@ -134,8 +134,8 @@ def _duration(seconds: object) -> str:
     return f"{seconds:.0f} s"
 
 
-def _size(value: object) -> str:
-    return f"{value / 2**20:,.0f} MiB" if isinstance(value, int | float) and value else "-"
+def _size(nbytes: int | None) -> str:
+    return f"{nbytes / 2**20:,.0f} MiB" if nbytes else "-"
 
 
 def _share(part: int, whole: int) -> str:
@@ -143,9 +143,9 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
-def _accepted(worker: dict[str, Any]) -> str:
+def _accepted(worker: WorkerStatus) -> str:
     """The share of accepted draft tokens, and their number per step; a dash without drafts."""
     accepted, steps = worker.get("accepted_tokens", 0), worker.get("draft_steps", 0)
     if not steps:
         return "-"
-    return f"{_share(accepted, worker['drafted_tokens'])}, {accepted / steps:.1f} a step"
+    return f"{_share(accepted, worker.get('drafted_tokens', 0))}, {accepted / steps:.1f} a step"

@@ -98,9 +98,9 @@ def _called(
 ) -> list[tuple[str, Call | JobError]]:
     """Send the command to the workers of these names, or to all: they work on it at once."""
     from jobs.store.operator import send
-    from jobs.store.worker_status import published
+    from jobs.store.worker_status import read_statuses
 
-    workers = published(redis)
+    workers = read_statuses(redis)
     running = [str(one["name"]) for one in workers.running]
     if not names and not running:
         raise JobError("not_found", "no worker is running")

@@ -22,7 +22,7 @@ from jobs.store.job_state import (
     read_state,
 )
 from jobs.store.turns import session_of
-from jobs.store.worker_status import read_published
+from jobs.store.worker_status import statuses_as_steps
 
 
 def cause_of_wait(job_id: str) -> Steps[str]:
@@ -60,7 +60,7 @@ def what_it_waits_for(job_id: str, name: str, deadline: float | None = None) -> 
 
 def _place(name: str, state: JobState, deadline: float | None) -> Steps[str]:
     """The place of a queued job in its queue, or that no worker serves the queue."""
-    workers = yield from read_published(deadline)
+    workers = yield from statuses_as_steps(deadline)
     # A worker takes a job of any other name, and fails it.
     func = state.func if state.func is not None and TASKS.fullmatch(state.func) else CHAT.func
     model = model_of(state.queue)

@@ -10,7 +10,7 @@ from typing import Any
 from redis import Redis, RedisError
 
 from jobs.api.caller import warn_caller
-from jobs.store.worker_status import Published, funcs_of, published
+from jobs.store.worker_status import WorkerStatuses, funcs_of, read_statuses
 
 CHECK_SECONDS = 5.0  # between two reads of the workers, by one client
 
@@ -19,7 +19,7 @@ class NobodyServes(UserWarning):
     """A job was submitted for a model that no running worker serves: it waits until one does."""
 
 
-def nobody_takes(model: str, func: str, workers: Published) -> str:
+def nobody_takes(model: str, func: str, workers: WorkerStatuses) -> str:
     """The clause about the jobs of a function for a model, which no running worker takes."""
     if model not in workers.served:
         return nobody_serves(model, workers)
@@ -30,7 +30,7 @@ def nobody_takes(model: str, func: str, workers: Published) -> str:
     )
 
 
-def nobody_serves(model: str, workers: Published) -> str:
+def nobody_serves(model: str, workers: WorkerStatuses) -> str:
     """The clause about a model that no running worker serves."""
     if loader := who_loads(model, workers.loading):
         return f"no worker serves {model!r} yet ({loader})"
@@ -61,7 +61,7 @@ class ServingCheck:
         self._redis = redis
         self._lock = threading.Lock()
         self._next_read = 0.0
-        self._workers = Published([], [], [])
+        self._workers = WorkerStatuses([], [], [])
         self._warned: set[tuple[str, str]] = set()
 
     def warn(self, jobs: Iterable[tuple[str, str]]) -> None:
@@ -88,6 +88,6 @@ class ServingCheck:
         now = time.monotonic()
         if now < self._next_read:
             return
-        self._workers = published(self._redis)
+        self._workers = read_statuses(self._redis)
         self._warned = set()
         self._next_read = now + CHECK_SECONDS

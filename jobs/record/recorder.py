@@ -36,6 +36,7 @@ from jobs.store.backlog import read_unwritten
 from jobs.store.damage import Damaged, causes
 from jobs.store.durable import NotDurable, read_persistence, wait_until_durable
 from jobs.store.part_plans import Look, PartPlans, Plan, RecorderLock
+from jobs.store.worker_status import ResultsStatus
 from jobs.tracing import Tracing
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
     @property
-    def state(self) -> dict[str, str]:
+    def state(self) -> ResultsStatus:
         """The results folder, and why rows can't be written to it now ("" if they can)."""
         since, root = self._file_since, self._folder.root
         fault = self._fault

@@ -12,7 +12,7 @@ from jobs.errors import invalid
 from jobs.results.files import Results
 from jobs.results.model_versions import Answers, difference, read_answers
 from jobs.sizes import counted
-from jobs.store.worker_status import published
+from jobs.store.worker_status import read_statuses
 
 
 class SameVersions:
@@ -34,7 +34,7 @@ class SameVersions:
             self._left = self._read()
         if not self._left:
             return
-        workers = published(self._redis)
+        workers = read_statuses(self._redis)
         for model, answers in [*self._left.items()]:
             served = workers.versions(model)
             for worker, version in served.items():

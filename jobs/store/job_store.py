@@ -24,7 +24,7 @@ from jobs.store.leases import Leases
 from jobs.store.maintenance import Maintenance
 from jobs.store.served_queues import ServedQueues
 from jobs.store.settlement import Settlement
-from jobs.store.worker_status import Published, published
+from jobs.store.worker_status import WorkerStatuses, read_statuses
 from jobs.store.workers import DeadWorker
 
 SOON = 70.0  # seconds: more than the longest pause before a retry
@@ -67,9 +67,9 @@ class JobStore:
         """The job of a lease, as its hash is now."""
         return self._claims.read(lease)
 
-    def workers(self) -> Published:
+    def workers(self) -> WorkerStatuses:
         """What the workers publish about themselves."""
-        return published(self._client)
+        return read_statuses(self._client)
 
     def settle(
         self, settlements: Sequence[Settlement], dead: DeadWorker | None = None

@@ -19,7 +19,7 @@ from rq.command import PUBSUB_CHANNEL_TEMPLATE
 
 from jobs import keys
 from jobs.errors import JobError
-from jobs.store.worker_status import published
+from jobs.store.worker_status import read_statuses
 
 ANSWERS_SECONDS = 600  # how long the answers are kept after the last one
 FIRST_ANSWER_SECONDS = 20.0  # that a busy worker may take to say that it has the command
@@ -157,7 +157,7 @@ def send(client: redis.Redis, worker: str, command: str, args: Mapping[str, Any]
 
 
 def _not_received(client: redis.Redis, worker: str) -> JobError:
-    if any(one["name"] == worker for one in published(client).loading):
+    if any(one["name"] == worker for one in read_statuses(client).loading):
         reason = "still loads its models: try again when it serves them"
         return JobError("unavailable", f"worker {worker} {reason}")
     return JobError(

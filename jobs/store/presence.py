@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import redis
 from redis.exceptions import OutOfMemoryError
 from rq.suspension import WORKERS_SUSPENDED
 from rq.utils import now
 from rq.worker import BaseWorker
-from rq.worker.base import WorkerStatus
+from rq.worker.base import WorkerStatus as RQState
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from jobs import keys, lua
 from jobs.store import rq_layout
 from jobs.store.redis_clock import RedisClock
+from jobs.store.worker_status import WORKER, ProcessStatus, ServingStatus, WorkerStatus
 from jobs.store.workers import worker_key
 
 BIRTH = lua.load("jobs.store", "register")
@@ -44,7 +44,7 @@ class ReportKeys(NamedTuple):
 
 
 class ReportArgs(NamedTuple):
-    about: str
+    about: bytes
     milliseconds: int
     state: str
     current: str
@@ -53,18 +53,17 @@ class ReportArgs(NamedTuple):
 
 
 class LoadingPresence:
-    """A worker that loads its models, as others see it: RQ does not know it yet. `about`: what it
-    says about itself."""
+    """A worker that loads its models, as others see it: RQ does not know it yet."""
 
     def __init__(
-        self, client: redis.Redis, name: str, about: Mapping[str, Any], lease_seconds: float
+        self, client: redis.Redis, name: str, status: ServingStatus, lease_seconds: float
     ) -> None:
         self._report = client.register_script(REPORT)
         self._names = ReportKeys(keys.worker(name), worker_key(name))
-        process: dict[str, Any] = {"name": name, "host": socket.gethostname(), "pid": os.getpid()}
-        process |= {"lease_s": lease_seconds}
         self._args = ReportArgs(
-            about=json.dumps({**process, **about}),
+            about=WORKER.encode(
+                {**_process(name), **status, "lease_s": lease_seconds, "jobs": 0, "clock_behind": 0}
+            ),
             milliseconds=int(STATUS_LEASES * lease_seconds * 1000),
             state="",
             current="",
@@ -107,17 +106,21 @@ class Presence:
             args=[*BirthArgs(self._rq_seconds), *fields],
         )
 
-    def report(self, status: Mapping[str, Any], jobs: Sequence[str]) -> None:
+    def report(self, status: ServingStatus, jobs: Sequence[str]) -> None:
         """Publish what the worker says about itself, beside its name and process. `jobs`: ids of
         the jobs that it runs."""
-        about = {"name": self.name, "host": socket.gethostname(), "pid": os.getpid()}
-        about |= {"lease_s": self._lease_seconds, "jobs": len(jobs)}
-        about |= {"clock_behind": round(self._clock.behind), **status}
+        about: WorkerStatus = {
+            **_process(self.name),
+            **status,
+            "lease_s": self._lease_seconds,
+            "jobs": len(jobs),
+            "clock_behind": round(self._clock.behind),
+        }
         current, now = jobs[0] if jobs else None, time.monotonic()
         tell_rq = current != self._told_rq or now >= self._tell_rq_at
-        state = WorkerStatus.BUSY if jobs else WorkerStatus.IDLE
+        state = RQState.BUSY if jobs else RQState.IDLE
         args = ReportArgs(
-            about=json.dumps(about),
+            about=WORKER.encode(about),
             milliseconds=int(STATUS_LEASES * self._lease_seconds * 1000),
             state=state.value if tell_rq else "",
             current=current or "",
@@ -143,3 +146,7 @@ class Presence:
         """Tell RQ that the worker has ended."""
         with suppress(OutOfMemoryError):  # RQ's hash of the worker expires soon
             self._worker.register_death()  # type: ignore[no-untyped-call]
+
+
+def _process(name: str) -> ProcessStatus:
+    return {"name": name, "host": socket.gethostname(), "pid": os.getpid()}

@@ -5,16 +5,15 @@ A recorder inside a worker is part of the worker's status. worker_status.py read
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import redis
 
 from jobs import keys, lua
+from jobs.store.worker_status import RECORDER, ProcessStatus, ResultsStatus
 
 REPORT = lua.load("jobs.store", "report_recorder")
 STATUS_SECONDS = 15.0  # a status that is older is that of a recorder that is gone
@@ -30,7 +29,7 @@ class RecorderKeys(NamedTuple):
 
 class RecorderArgs(NamedTuple):
     name: str
-    about: str
+    about: bytes
     milliseconds: int
 
 
@@ -40,21 +39,23 @@ class RecorderPresence:
     def __init__(self, client: redis.Redis, name: str) -> None:
         self._redis, self._name = client, name
         self._report = client.register_script(REPORT)
-        self._process = {
+        self._process: ProcessStatus = {
             "name": name,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "started_at": time.time(),
         }
+        self._started_at = time.time()
 
-    def report(self, results: Mapping[str, str]) -> None:
+    def report(self, results: ResultsStatus) -> None:
         """Publish the status. `results`: the folder, and why rows can't be written to it now.
         Raises redis.RedisError."""
         self._report(
             keys=RecorderKeys(keys.RECORDERS, keys.recorder(self._name)),
             args=RecorderArgs(
                 name=self._name,
-                about=json.dumps({**self._process, "results": dict(results)}),
+                about=RECORDER.encode(
+                    {**self._process, "started_at": self._started_at, "results": results}
+                ),
                 milliseconds=int(1000 * STATUS_SECONDS),
             ),
         )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from redis import Redis
 
 from jobs.store.waiting import read_waiting
-from jobs.store.worker_status import published
+from jobs.store.worker_status import read_statuses
 
 
 class ServedModel(NamedTuple):
@@ -33,7 +33,7 @@ class ServedModel(NamedTuple):
 
 def read_models(redis: Redis) -> list[ServedModel]:
     """By model, then by worker. Raises redis.RedisError."""
-    workers = published(redis)
+    workers = read_statuses(redis)
     found = [entry for one in (*workers.running, *workers.loading) for entry in _entries(one)]
     waiting = read_waiting(
         redis, sorted({name for _, _, about in found for name in about["names"]})

@@ -1,29 +1,168 @@
-"""Reads the statuses that processes publish: workers that run, workers that load their models, and
+"""The statuses that processes publish: workers that run, workers that load their models, and
 recorders that are processes of their own.
 
-presence.py and recorders.py write them.
+Owns their types, their JSON and its one reader. presence.py and recorders.py write them to Redis.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    NamedTuple,
+    NotRequired,  # pydantic needs this one before Python 3.12
+    TypeVar,
+)
 
+from pydantic import Field, TypeAdapter, ValidationError
 from redis import Redis
+from typing_extensions import TypedDict
 
 from jobs import keys
 from jobs.operations import CHAT
 from jobs.results.model_versions import ModelVersion
-from jobs.store.connection.protocol import Steps, command, retry
+from jobs.store.connection.protocol import Commands, Steps, command, retry
 from jobs.store.damage import Damage
 
+Status = TypeVar("Status")
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
-class Published(NamedTuple):
+
+class ProcessStatus(TypedDict):
+    """Here and below, older versions do not say what is not required."""
+
+    name: str
+    host: str
+    pid: NotRequired[Integer]
+
+
+class ResultsStatus(TypedDict):
+    """The results folder, and why rows can't be written to it now."""
+
+    path: str
+    error: str
+
+
+class RecorderStatus(ProcessStatus):
+    """What a recorder process says about itself."""
+
+    started_at: Finite  # seconds since the epoch
+    results: ResultsStatus
+
+
+class MemoryStatus(TypedDict):
+    """`worker.backend.MemoryUse`, in bytes."""
+
+    weights: Integer
+    cache: Integer
+    device: NotRequired[str]
+    cache_limit: NotRequired[Integer]
+    free: NotRequired[Integer]
+    budget: NotRequired[Integer | None]
+
+
+class ModelStatus(TypedDict):
+    """One model. `share_bytes`: of the budget of its worker, if that has one."""
+
+    names: list[str]
+    weight_bytes: Integer
+    share_bytes: NotRequired[Integer | None]
+    pinned: NotRequired[bool]
+
+
+class VersionStatus(TypedDict):
+    """A `ModelVersion`."""
+
+    model_fingerprint: str
+    tokenizer_hash: NotRequired[str | None]
+    chat_template_hash: NotRequired[str | None]
+    dtype: NotRequired[str | None]
+
+
+class ServingStatus(TypedDict):
+    """What a worker serves, and its figures."""
+
+    device: str
+    paused: str  # why it claims no jobs; empty if it claims them
+    models: list[str]
+    names: list[str]  # of the models, in requests
+    memory: MemoryStatus
+    running: Integer  # sequences
+    tokens_per_second: Finite
+    started_at: NotRequired[Finite]
+    results: NotRequired[ResultsStatus | None]  # None: it writes no rows
+    loading: NotRequired[dict[str, list[str]]]  # possible names, by reference, until all are loaded
+    funcs: NotRequired[list[str]]  # whose jobs it runs
+    about: NotRequired[dict[str, ModelStatus]]  # by model
+    versions: NotRequired[dict[str, VersionStatus]]  # by name
+    contexts: NotRequired[dict[str, Integer]]  # tokens of a sequence, by name
+    states: NotRequired[dict[str, str]]  # of the models under a budget
+    closed: NotRequired[list[str]]  # names for which it claims no jobs now
+    failing: NotRequired[list[str]]  # names of models whose last loads have failed
+    loads: NotRequired[Integer]
+    evictions: NotRequired[Integer]
+    room: NotRequired[dict[str, Integer]]  # sequences that it may start, by queue
+    rss: NotRequired[Integer]
+    healthy: NotRequired[bool]
+    waiting: NotRequired[Integer]
+    tokens: NotRequired[Integer]
+    prompt_tokens: NotRequired[Integer]
+    cached_tokens: NotRequired[Integer]
+    drafted_tokens: NotRequired[Integer]
+    accepted_tokens: NotRequired[Integer]
+    draft_steps: NotRequired[Integer]
+
+
+class WorkerStatus(ProcessStatus, ServingStatus):
+    """What a worker says about itself."""
+
+    lease_s: NotRequired[Finite]
+    jobs: NotRequired[Integer]
+    clock_behind: NotRequired[Integer]  # seconds by which the clock of Redis was set back
+
+
+class WatchedWorker(WorkerStatus):
+    """A status, and the seconds since the worker has renewed its lease; None if that is not known,
+    as for workers of older versions."""
+
+    heartbeat_s: float | None
+
+
+class StatusFormat(Generic[Status]):
+    """The JSON of one kind of status. Readers leave out unknown fields: later versions have
+    further ones."""
+
+    def __init__(self, kind: type[Status]) -> None:
+        self._adapter = TypeAdapter(kind)
+
+    def encode(self, status: Status) -> bytes:
+        """As UTF-8; a path may have bytes that are no text."""
+        return json.dumps(status, ensure_ascii=False).encode(errors="replace")
+
+    def decode(self, key: str, value: bytes) -> Status | Damage:
+        """The status in a key; Damage if no process of this kind has written it."""
+        try:
+            return self._adapter.validate_json(value, strict=True)
+        except ValidationError as error:
+            (place, *_) = (*error.errors(include_url=False)[0]["loc"], None)
+            fault = "" if place is None else f" (the field {place})"
+            problem = f"does not hold what a process says about itself{fault}"
+            return Damage(key, problem, "delete it (DEL)")
+
+
+WORKER = StatusFormat(WorkerStatus)
+RECORDER = StatusFormat(RecorderStatus)
+
+
+class WorkerStatuses(NamedTuple):
     """The statuses that workers publish, by worker name."""
 
-    running: list[dict[str, Any]]
-    loading: list[dict[str, Any]]  # those that serve nothing yet, since they load their models
+    running: list[WorkerStatus]
+    loading: list[WorkerStatus]  # those that serve nothing yet, since they load their models
     damaged: list[Damage]  # what no worker has written
 
     @property
@@ -33,7 +172,7 @@ class Published(NamedTuple):
 
     def called(self, name: str) -> list[str]:
         """The running worker of this name; without one, all whose names begin with it."""
-        names = [str(one["name"]) for one in self.running]
+        names = [one["name"] for one in self.running]
         return [name] if name in names else [one for one in names if one.startswith(name)]
 
     def serve(self, model: str, func: str) -> int:
@@ -84,189 +223,70 @@ class Published(NamedTuple):
         ]
 
 
-def read_workers(redis: Redis) -> list[dict[str, Any]]:
+def read_workers(redis: Redis) -> list[WorkerStatus]:
     """The status that each running worker publishes, by worker name, without values that no worker
     has written."""
-    return published(redis).running
+    return read_statuses(redis).running
 
 
-def published(redis: Redis) -> Published:
-    """The status of each worker, and the values that are none."""
-    found: Any = redis.zrange(keys.WORKERS, 0, -1)
-    running: list[dict[str, Any]] = []
-    loading: list[dict[str, Any]] = []
-    damaged: list[Damage] = []
-    for name in sorted(found):
-        if not _is_text(name):
-            problem = f"has the member {name!r}, which is no name of a worker"
-            damaged.append(Damage(keys.WORKERS, problem, "remove it (ZREM)"))
-    names = _worker_keys(found)
-    values: Any = redis.mget(names) if names else []
+def read_statuses(redis: Redis) -> WorkerStatuses:
+    """The status of each worker, and the values that are none. Raises redis.RedisError."""
+    return Commands(redis).run_steps(statuses_as_steps())
+
+
+def statuses_as_steps(deadline: float | None = None) -> Steps[WorkerStatuses]:
+    """`read_statuses` as steps. An outage is waited out until `deadline`."""
+    members = yield from retry(command("zrange", keys.WORKERS, 0, -1), deadline)
+    found = WorkerStatuses([], [], [])
+    names: list[str] = []
+    for member in sorted(members):
+        try:
+            names.append(keys.worker(member.decode()))
+        except UnicodeDecodeError:
+            problem = f"has the member {member!r}, which is no name of a worker"
+            found.damaged.append(Damage(keys.WORKERS, problem, "remove it (ZREM)"))
+    values = (yield from retry(command("mget", names), deadline)) if names else []
     for name, value in zip(names, values, strict=True):
-        status = _read(value, _is_worker) if value is not None else None
-        if status is not None:
-            (loading if _loads(status) else running).append(status)
-        elif value is not None:
-            problem = "does not hold what a worker says about itself"
-            damaged.append(Damage(name, problem, "delete it (DEL)"))
-    return Published(running, loading, damaged)
+        status = None if value is None else WORKER.decode(name, value)
+        if isinstance(status, Damage):
+            found.damaged.append(status)
+        elif status is not None:
+            (found.loading if status.get("loading") else found.running).append(status)
+    return found
 
 
-def add_heartbeats(redis: Redis, workers: Iterable[dict[str, Any]]) -> None:
-    """Add `heartbeat_s` to the status of each worker: seconds since it has renewed its lease, by
-    the clock of Redis; None if that is not known, as for workers of older versions."""
+def with_heartbeats(redis: Redis, workers: Iterable[WorkerStatus]) -> list[WatchedWorker]:
+    """The workers with their last heartbeats, by the clock of Redis."""
     pipeline: Any = redis.pipeline(transaction=False)
     pipeline.zrange(keys.WORKERS, 0, -1, withscores=True)
     pipeline.time()
     members, (seconds, microseconds) = pipeline.execute()
     leases, now = dict(members), seconds + microseconds / 1e6
+    watched: list[WatchedWorker] = []
     for worker in workers:
-        lease = leases.get(worker["name"].encode(errors="replace"))
-        length = worker.get("lease_s")
-        worker["heartbeat_s"] = None
-        if lease is not None and isinstance(length, int | float):
-            worker["heartbeat_s"] = round(max(0.0, now - lease / 1000 + length), 1)
+        lease, length = leases.get(worker["name"].encode()), worker.get("lease_s")
+        heartbeat = None
+        if lease is not None and length is not None:
+            heartbeat = round(max(0.0, now - lease / 1000 + length), 1)
+        watched.append({**worker, "heartbeat_s": heartbeat})
+    return watched
 
 
-def read_published(deadline: float | None = None) -> Steps[Published]:
-    """`published` as steps, without damage."""
-    members = yield from retry(command("zrange", keys.WORKERS, 0, -1), deadline)
-    names = _worker_keys(members)
-    values = (yield from retry(command("mget", names), deadline)) if names else []
-    found = [_read(value, _is_worker) for value in values if value is not None]
-    known = [status for status in found if status is not None]
-    loading = [status for status in known if _loads(status)]
-    return Published([status for status in known if not _loads(status)], loading, [])
-
-
-def read_recorders(redis: Redis) -> list[dict[str, Any]]:
-    """The status that each recorder process publishes, by name: `name`, `host`, `pid`,
-    `started_at`, and `results` with `path` and `error`. Values that no recorder has written are
-    left out."""
+def read_recorders(redis: Redis) -> list[RecorderStatus]:
+    """The status that each recorder process publishes, by name. Values that no recorder has written
+    are left out."""
     names: Any = redis.zrange(keys.RECORDERS, 0, -1)
     wanted = [keys.recorder(name.decode(errors="replace")) for name in sorted(names)]
     values: Any = redis.mget(wanted) if wanted else []
-    found = [_read(value, _is_recorder) for value in values if value is not None]
-    return [status for status in found if status is not None]
+    found = [RECORDER.decode(key, one) for key, one in zip(wanted, values, strict=True) if one]
+    return [status for status in found if not isinstance(status, Damage)]
 
 
-def funcs_of(worker: Mapping[str, Any]) -> list[str]:
+def funcs_of(worker: WorkerStatus) -> list[str]:
     """The functions whose jobs a worker runs; those of older versions do not say it."""
-    funcs: list[str] = worker.get("funcs", [CHAT.func])
-    return funcs
+    return worker.get("funcs", [CHAT.func])
 
 
-def _room(worker: Mapping[str, Any], model: str) -> int:
+def _room(worker: WorkerStatus, model: str) -> int:
     """The number of sequences of a model that a worker says it may start; 0 if it does not."""
-    room = worker.get("room")
-    found = room.get(keys.chat_queue(model), 0) if isinstance(room, dict) else 0
-    return found if isinstance(found, int) else 0
-
-
-def _worker_keys(members: Iterable[bytes]) -> list[str]:
-    """The keys of the workers that are members of keys.WORKERS, by name."""
-    return [keys.worker(name.decode()) for name in sorted(members) if _is_text(name)]
-
-
-def _loads(status: Mapping[str, Any]) -> bool:
-    """True if a worker still loads its models; those of older versions do not say it."""
-    return bool(status.get("loading"))
-
-
-def _is_text(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _read(value: bytes, is_status: Callable[[Any], bool]) -> dict[str, Any] | None:
-    """A status that a process has published; None for any other value."""
-    try:
-        found: dict[str, Any] = json.loads(value)
-    except (ValueError, RecursionError):
-        return None
-    return found if is_status(found) else None
-
-
-def _is_worker(value: Any) -> bool:
-    match value:
-        case {
-            "name": str(),
-            "host": str(),
-            "device": str(),
-            "paused": str(),
-            "models": [*models],
-            "names": [*names],
-            "memory": {"weights": int() | float(), "cache": int() | float()},
-            "running": int(),
-            "tokens_per_second": int() | float(),
-        } if _are_texts([*models, *names]):
-            counted = ("cached_tokens", "prompt_tokens", "clock_behind")
-            counts = [value.get(name, 0) for name in counted]
-            lists = (value.get(name, []) for name in ("funcs", "closed", "failing"))
-            return (
-                all(isinstance(one, int) for one in counts)
-                and all(map(_are_texts, lists))
-                and _is_loading(value.get("loading", {}))
-                and _are_states(value.get("states", {}))
-                and _is_about(value.get("about", {}))
-                and _are_versions(value.get("versions", {}))
-                and _are_contexts(value.get("contexts", {}))
-            )
-    return False
-
-
-def _is_recorder(value: Any) -> bool:
-    match value:
-        case {
-            "name": str(),
-            "host": str(),
-            "pid": int(),
-            "started_at": int() | float(),
-            "results": {"path": str(), "error": str()},
-        }:
-            return True
-    return False
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _are_states(value: Any) -> bool:
-    return isinstance(value, dict) and _are_texts(list(value.values()))
-
-
-def _is_about(value: Any) -> bool:
-    """True if a value holds what a worker says about each of its models."""
-    return isinstance(value, dict) and all(map(_is_about_model, value.values()))
-
-
-def _is_about_model(value: Any) -> bool:
-    match value:
-        case {"names": [*names], "weight_bytes": int()}:
-            pinned, share = value.get("pinned", False), value.get("share_bytes")
-            return _are_texts(names) and isinstance(pinned, bool) and isinstance(share, int | None)
-    return False
-
-
-def _is_loading(value: Any) -> bool:
-    """True if a value holds the possible names of models, by their references."""
-    return isinstance(value, dict) and all(map(_are_texts, value.values()))
-
-
-def _are_versions(value: Any) -> bool:
-    """True if a value holds versions of models, by their names."""
-    return isinstance(value, dict) and all(
-        isinstance(one, dict)
-        and isinstance(one.get("model_fingerprint"), str)
-        and all(isinstance(part, str | None) for part in one.values())
-        for one in value.values()
-    )
-
-
-def _are_contexts(value: Any) -> bool:
-    """True if a value holds numbers of tokens, by the names of models."""
-    return isinstance(value, dict) and all(isinstance(one, int) for one in value.values())
+    return worker.get("room", {}).get(keys.chat_queue(model), 0)

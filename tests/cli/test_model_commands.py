@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from jobs import keys
-from jobs.store.worker_status import published, read_workers
+from jobs.store.worker_status import read_statuses, read_workers
 from tests.cli.conftest import Run, Show
 from tests.cli.test_json import documented
 from tests.worker.site import Site, wait_until
@@ -41,7 +41,7 @@ def test_the_models_of_workers_are_listed_with_state_memory_and_jobs(
     site.worker(lease_seconds=30.0, models=["plain"])
     site.worker(lease_seconds=30.0, models=["late"], load_until=str(tmp_path / "never"))
     site.wait_for_workers(2)
-    wait_until(lambda: len(published(site.redis).loading) == 1)
+    wait_until(lambda: len(read_statuses(site.redis).loading) == 1)
     assert run("workers", "pause", "--all", "--redis", site.url).exit_code == 0
     for name in ("org/two", "two", "plain"):
         site.submit(model=name)

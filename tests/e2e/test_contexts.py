@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.operations import CHAT
-from jobs.store.worker_status import published
+from jobs.store.worker_status import read_statuses
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.site import PATIENCE, Site, wait_until
 
@@ -25,7 +25,7 @@ def test_long_chats_scoring_jobs_and_turns_end_at_the_longer_worker(
     folder = make_checkpoint(tmp_path / "m", num_hidden_layers=1, max_position_embeddings=LONG)
     options: dict[str, Any] = {"real": True, "models": [str(folder)]}
     workers = [site.worker(**options, context=SHORT)]
-    wait_until(lambda: published(site.redis).contexts("m", CHAT.func))
+    wait_until(lambda: read_statuses(site.redis).contexts("m", CHAT.func))
     site.client.serving = None
     session = site.client.session(model="m", **ANSWER)
     session.send("a", timeout=PATIENCE)
@@ -35,9 +35,9 @@ def test_long_chats_scoring_jobs_and_turns_end_at_the_longer_worker(
     assert codes == [None, "context_length_exceeded"]
 
     workers.append(site.worker(**options, context=LONG))
-    wait_until(lambda: len(published(site.redis).contexts("m", CHAT.func)) == 2)
+    wait_until(lambda: len(read_statuses(site.redis).contexts("m", CHAT.func)) == 2)
     names = {
-        tokens: name for name, tokens in published(site.redis).contexts("m", CHAT.func).items()
+        tokens: name for name, tokens in read_statuses(site.redis).contexts("m", CHAT.func).items()
     }
     items = [item("a"), item(LONG_PROMPT), item("b"), item("word " * 2000)]
     requests: Any = [

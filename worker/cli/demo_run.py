@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -32,7 +31,7 @@ from jobs.scores.spec import parse_spec
 from jobs.sizes import counted
 from jobs.store.backlog import recording_faults
 from jobs.store.producer_lease import Holder
-from jobs.store.worker_status import read_workers
+from jobs.store.worker_status import WorkerStatus, read_workers
 from worker.cli.demo_report import print_report, report_of
 from worker.cli.demo_worker import WorkerProcess
 from worker.cli.options import refusal
@@ -168,9 +167,9 @@ class _Watcher:
             )
 
 
-def _status(client: Client, worker: WorkerProcess) -> list[dict[str, Any]]:
+def _status(client: Client, worker: WorkerProcess) -> list[WorkerStatus]:
     """Return the worker's published status; empty while it loads its model."""
-    return [status for status in read_workers(client.redis) if status["pid"] == worker.pid]
+    return [status for status in read_workers(client.redis) if status.get("pid") == worker.pid]
 
 
 def _stream_answer(client: Client, model: str) -> None:

@@ -162,9 +162,9 @@ MODEL_COMMANDS = (list_models, load, unload, pin, unpin)
 
 def _worker_of(redis: Redis, model: str, given: str | None) -> str:
     """The name of the worker that is meant. Raises JobError."""
-    from jobs.store.worker_status import published
+    from jobs.store.worker_status import read_statuses
 
-    workers = published(redis)
+    workers = read_statuses(redis)
     if given is None:
         found = [one["name"] for one in workers.running if model in one["names"]]
     else:

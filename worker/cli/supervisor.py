@@ -334,7 +334,7 @@ class Supervisor:
         host = socket.gethostname()
         with suppress(redis.RedisError, Damaged):
             return any(
-                (one["host"], one["pid"]) == (host, pid) for one in read_workers(self._redis)
+                (one["host"], one.get("pid")) == (host, pid) for one in read_workers(self._redis)
             )
         return False
 

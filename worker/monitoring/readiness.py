@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from jobs.store.worker_status import ResultsStatus
 from worker.queue.claimer import Claimer
 from worker.queue.load_figures import LoadFigures
 from worker.queue.loop import WorkerLoop
@@ -22,7 +23,7 @@ class Readiness:
         loop: WorkerLoop,
         claimer: Claimer,
         watchdog: Watchdog,
-        recording: Callable[[], Mapping[str, str] | None],
+        recording: Callable[[], ResultsStatus | None],
         loads: Callable[[], LoadFigures],
     ) -> None:
         self._loop, self._claimer, self._watchdog = loop, claimer, watchdog
@@ -41,6 +42,7 @@ class Readiness:
             return f"the loop has been waiting for {seconds:.0f} s: for Redis, or for a slow start"
         if reason := self._claimer.sick or self._claimer.pause:
             return f"claims no jobs: {reason}"
-        if fault := (self._recording() or {}).get("error"):
-            return f"can't write rows: {fault}"
+        results = self._recording()
+        if results is not None and results["error"]:
+            return f"can't write rows: {results['error']}"
         return self._loads().overdue

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from jobs.store.worker_status import ResultsStatus
 from worker.backend import Backend
 from worker.monitoring.readiness import Readiness
 from worker.queue.job_figures import JobFigures
@@ -23,5 +24,5 @@ class Sources:
     jobs: JobFigures
     running: Callable[[], int]
     readiness: Readiness
-    recording: Callable[[], Mapping[str, str] | None]
+    recording: Callable[[], ResultsStatus | None]
     loads: Callable[[], LoadFigures]

@@ -11,17 +11,18 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import redis
 
 from jobs.store.presence import LoadingPresence
+from jobs.store.worker_status import ServingStatus
 from jobs.store.workers import Workers
 from worker.backend import MemoryUse
 from worker.queue.lease_keeper import RENEWALS_PER_LEASE
+from worker.queue.status_collector import memory_status
 
 PART = re.compile(r"-\d{5}-of-\d{5}$")  # of the name of a split GGUF file
 SUFFIXES = (".gguf", ".safetensors", ".bin")
@@ -51,19 +52,19 @@ class Loading:
         lease_seconds: float,
     ) -> None:
         self._workers, self._lease_seconds = workers, lease_seconds
-        about: dict[str, Any] = {
+        status: ServingStatus = {
             "models": [],  # none is served yet
             "names": [],
             "loading": {one: loading_names(one) for one in references},
             "started_at": time.time(),
             "device": memory.device,
-            "memory": asdict(memory),
+            "memory": memory_status(memory),
             "paused": "",
             "results": None,
             "running": 0,
             "tokens_per_second": 0.0,
         }
-        self._presence = LoadingPresence(client, workers.name, about, lease_seconds)
+        self._presence = LoadingPresence(client, workers.name, status, lease_seconds)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="loading", daemon=True)
 

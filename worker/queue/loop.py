@@ -26,8 +26,8 @@ from worker.queue.operator_commands import OperatorCommands
 from worker.queue.outage import Outage
 from worker.queue.reaper import Reaper
 from worker.queue.stages import Stages
+from worker.queue.status_collector import StatusCollector
 from worker.queue.watchdog import Watchdog
-from worker.queue.worker_status import WorkerStatus
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class WorkerLoop:
         reaper: Reaper,
         control: Control,
         operator: OperatorCommands,
-        status: WorkerStatus,
+        status: StatusCollector,
         watchdog: Watchdog,
         stages: Stages,
         *,

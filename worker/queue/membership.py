@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from jobs.store.presence import Presence
+from jobs.store.worker_status import ServingStatus
 from jobs.store.workers import Workers
 from worker.queue.lease_keeper import LeaseKeeper
 
@@ -24,7 +24,7 @@ class Membership:
         self._keeper.start()
         self._presence.birth()
 
-    def report(self, status: Mapping[str, Any], jobs: Sequence[str]) -> None:
+    def report(self, status: ServingStatus, jobs: Sequence[str]) -> None:
         """Publish the status and the ids of the jobs that run. Raises redis.RedisError."""
         self._presence.report(status, jobs)
 

@@ -20,7 +20,7 @@ from worker.backend import ModelInfo, SwappingBackend
 from worker.queue.load_figures import LoadFigures
 from worker.queue.model_state import State
 from worker.queue.served import Served
-from worker.queue.worker_status import BudgetedModel, ResidencyStatus
+from worker.queue.status_collector import BudgetedModel, ResidencyStatus
 from worker.residency.budget import size
 from worker.residency.executor import FAILED_LOADS, Elsewhere, PlanExecutor
 from worker.residency.model import Model

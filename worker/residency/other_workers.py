@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from jobs.store.worker_status import published
+from jobs.store.worker_status import read_statuses
 from jobs.store.workers import Workers
 
 
@@ -15,10 +15,10 @@ class OtherWorkers:
         self._redis, self._workers, self._lease_seconds = client, workers, lease_seconds
 
     def ready(self) -> set[str]:
-        return published(self._redis).ready(self._workers.name)
+        return read_statuses(self._redis).ready(self._workers.name)
 
     def able(self) -> set[str]:
-        return published(self._redis).able(self._workers.name)
+        return read_statuses(self._redis).able(self._workers.name)
 
     def lease(self, model: str) -> bool:
         return self._workers.elect_loader(model, self._lease_seconds)

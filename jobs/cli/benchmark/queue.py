@@ -134,10 +134,10 @@ class QueueBench:
 
     def _reason(self) -> str:
         from jobs.client.serving import nobody_serves
-        from jobs.store.worker_status import published
+        from jobs.store.worker_status import read_statuses
 
         with suppress(Exception):  # the requests themselves meet the faults of Redis
-            workers = published(self._connected.redis)
+            workers = read_statuses(self._connected.redis)
             if self._model not in workers.served:
                 return f"{nobody_serves(self._model, workers)}: the benchmark waits until one does"
         return ""

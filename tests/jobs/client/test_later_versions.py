@@ -14,10 +14,13 @@ from jobs.api.chunk import ChatChunk
 from jobs.api.score_result import ScoreResult
 from jobs.operations import rows_of
 from jobs.results.outbox import decode
+from jobs.store.damage import Damage
 from jobs.store.operator import Answer, OperatorCommand
 from jobs.store.rq_layout import results_key
+from jobs.store.worker_status import WORKER
 from jobs.stream.entries import Entry
 from jobs.testing import FakeWorker
+from tests.jobs.conftest import STATUS
 from tests.waiting import PATIENCE
 
 LATER = {"later": {"version": 3}}
@@ -132,6 +135,32 @@ def test_a_session_goes_on_after_an_answer_of_a_later_worker() -> None:
         client.redis.lset(keys.turns("s"), 0, json.dumps({**turn, **LATER}))
         assert session.history() == [*before[:-1], {**before[-1], "tool_calls": [CALL]}]
         assert session.send("b", timeout=PATIENCE).text == "hi"
+
+
+def test_the_status_of_a_later_worker_is_read() -> None:
+    status: Any = {
+        **STATUS,
+        "results": {"path": "/r", "error": ""},
+        "about": {"m": {"names": ["m"], "weight_bytes": 1}},
+        "versions": {"m": {"model_fingerprint": "f"}},
+    }
+    further = {**status, **LATER, "memory": later(STATUS["memory"])}
+    further |= {"results": later(status["results"]), "about": {"m": later(status["about"]["m"])}}
+    further["versions"] = {"m": later(status["versions"]["m"])}
+    assert WORKER.decode("k", json.dumps(further).encode()) == status
+
+
+def test_a_damaged_status_is_named_with_its_field() -> None:
+    about = {"m": {"names": ["m"], "weight_bytes": "x"}}
+    damage = WORKER.decode("k", json.dumps({**STATUS, "about": about}).encode())
+    assert isinstance(damage, Damage)
+    assert "says about itself (the field about): delete it" in str(damage)
+
+
+def test_a_folder_whose_name_is_no_text_damages_no_status() -> None:
+    status: Any = {**STATUS, "results": {"path": "/r\udcff", "error": ""}}
+    read = WORKER.decode("k", WORKER.encode(status))
+    assert not isinstance(read, Damage) and read.get("results") == {"path": "/r?", "error": ""}
 
 
 def test_commands_of_operators_and_their_answers_may_have_further_fields() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import warnings
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +14,7 @@ from jobs import AsyncClient, Client, NobodyServes, keys
 from jobs.api.params import RequestFields
 from jobs.cli import build
 from jobs.client import serving
+from jobs.store.worker_status import WorkerStatus
 from tests.jobs.conftest import STATUS, publish_worker
 
 REQUEST: RequestFields = {"model": "other", "messages": [{"role": "user", "content": "hi"}]}
@@ -85,7 +86,10 @@ def test_asyncio_warns_in_the_line_of_the_caller(client: Client, redis_url: str)
         *(json.dumps({**STATUS, name: None}) for name in STATUS),
         json.dumps({**STATUS, "names": [3]}),
         json.dumps({**STATUS, "memory": {"weights": "x", "cache": 1}}),
-        json.dumps({**STATUS, "cached_tokens": "x"}),
+        json.dumps({**STATUS, "rss": 10**400}),
+        json.dumps({**STATUS, "host": "\ud800"}),
+        json.dumps({**STATUS, "tokens_per_second": float("nan")}),
+        *(json.dumps({**STATUS, name: [[]]}) for name in get_type_hints(WorkerStatus)),
         *(json.dumps({**STATUS, "loading": one}) for one in ("x", ["m"], {"m": "m"}, {"m": [3]})),
         *(json.dumps({**STATUS, "versions": one}) for one in ("x", ["m"], {"m": "m"}, {"m": {}})),
         json.dumps({**STATUS, "versions": {"m": {"model_fingerprint": "f", "dtype": 3}}}),

@@ -153,7 +153,7 @@ def test_each_reason_for_not_being_ready_is_said(changed: dict[str, Any], reason
         loop,
         claimer,
         watchdog,
-        lambda: {"error": state["error"]},
+        lambda: {"path": "/r", "error": state["error"]},
         lambda: LoadFigures(overdue=state["overdue"]),
     )
     assert readiness.obstacle == reason

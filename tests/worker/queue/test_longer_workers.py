@@ -10,7 +10,7 @@ import pytest
 from jobs import JobError
 from jobs.client.job import Job
 from jobs.operations import CHAT
-from jobs.store.worker_status import published, read_workers
+from jobs.store.worker_status import read_statuses, read_workers
 from tests.worker.site import PATIENCE, Site, WorkerProcess, wait_until
 
 SHORT, LONG = 64, 512
@@ -25,7 +25,7 @@ def wait_for_contexts(site: Site, *contexts: int) -> dict[int, str]:
     """Until the workers publish these contexts of the model. Returns their names."""
 
     def found() -> dict[int, str]:
-        of_workers = published(site.redis).contexts("fake", CHAT.func)
+        of_workers = read_statuses(site.redis).contexts("fake", CHAT.func)
         return {tokens: name for name, tokens in of_workers.items()}
 
     wait_until(lambda: set(found()) == set(contexts))
@@ -83,7 +83,7 @@ def test_the_short_worker_leaves_what_it_claims_and_fails_it_when_the_longer_one
 def test_a_job_whose_longer_worker_dies_while_it_runs_ends_at_another_one(site: Site) -> None:
     start(site, SHORT)
     longer = [start(site, LONG, delay=0.1) for _ in range(2)]
-    wait_until(lambda: len(published(site.redis).contexts("fake", CHAT.func)) == 3)
+    wait_until(lambda: len(read_statuses(site.redis).contexts("fake", CHAT.func)) == 3)
     pids = {one["name"]: one["pid"] for one in read_workers(site.redis)}
     by_name = {name: one for one in longer for name, pid in pids.items() if pid == one.pid}
     job = site.submit(LONG_PROMPT, words=40, stream=True)

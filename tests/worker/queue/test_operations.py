@@ -27,7 +27,7 @@ from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import Site
 from worker.backend import Outcome, Sink
 from worker.queue.served import Served
-from worker.queue.worker_status import WorkerStatus
+from worker.queue.status_collector import StatusCollector
 
 
 class LengthRequest(Checked):
@@ -125,7 +125,7 @@ def test_jobs_of_another_operation_end_beside_chats(
 ) -> None:
     first, chat, second = lengths("a", "bcd"), site.submit(), lengths("ef")
     backend = Measuring()
-    published = WorkerStatus(backend, Served()).read(time.monotonic())
+    published = StatusCollector(backend, Served()).read(time.monotonic())
     assert published["funcs"] == sorted((CHAT.func, SCORE.func, LENGTHS.func))
     site.burst(backend)
     assert backend.costs == [2, 1]

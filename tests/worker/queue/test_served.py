@@ -19,7 +19,7 @@ from worker.queue.capacity import Capacity
 from worker.queue.model_state import State
 from worker.queue.served import Served
 from worker.queue.stages import Stages
-from worker.queue.worker_status import WorkerStatus
+from worker.queue.status_collector import StatusCollector
 
 MORE = [f"{kind}:{name}" for kind in ("chat", "bulk") for name in ("org/one", "two", "one")]
 
@@ -84,7 +84,7 @@ def test_status_and_locks_name_the_models_of_the_moment(site: Site) -> None:
     one, two = (backend.load(ModelSpec(reference=name)) for name in ("org/one", "two"))
     served = Served([one])
     store = JobStore(site.redis, served, "w1", worker_key("w1"))
-    status = WorkerStatus(backend, served)
+    status = StatusCollector(backend, served)
     try:
         before = status.read(time.monotonic())
         assert (before["models"], before["names"]) == (["one"], ["one", "org/one"])

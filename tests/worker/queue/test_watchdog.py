@@ -10,8 +10,8 @@ import pytest
 from jobs import JobError
 from worker.backend import Health, MemoryUse
 from worker.queue.served import Served
+from worker.queue.status_collector import StatusCollector
 from worker.queue.watchdog import Watchdog
-from worker.queue.worker_status import WorkerStatus
 
 
 class Engine:
@@ -93,11 +93,11 @@ def test_a_dead_engine_is_an_error(engine: Engine, watchdog: Watchdog) -> None:
     engine.state = replace(engine.state, alive=False, error="out of memory")
     assert not hangs(watchdog, time.monotonic() + 1000)  # its jobs can be returned
     with pytest.raises(JobError, match="engine thread died: out of memory"):
-        WorkerStatus(engine, Served()).read(time.monotonic())  # type: ignore[arg-type]
+        StatusCollector(engine, Served()).read(time.monotonic())  # type: ignore[arg-type]
 
 
 def test_the_figures_have_load_and_speed_since_the_last_call(engine: Engine) -> None:
-    status = WorkerStatus(engine, Served())  # type: ignore[arg-type]
+    status = StatusCollector(engine, Served())  # type: ignore[arg-type]
     start = time.monotonic()
     status.read(start)
     engine.state = replace(engine.state, progress=2, running=3, waiting=4, tokens_generated=50)

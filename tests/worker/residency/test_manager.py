@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 from tests.worker.fake_backend import FakeBackend
 from worker.model_spec import ModelSpec
 from worker.queue.served import Served
-from worker.queue.worker_status import WorkerStatus
+from worker.queue.status_collector import StatusCollector
 from worker.residency.budget import Share
 from worker.residency.executor import LEASE_RENEWAL_SECONDS
 from worker.residency.manager import Residency
@@ -242,7 +242,7 @@ def test_jobs_of_a_model_that_can_not_be_loaded_fail_after_three_loads(worker: W
     loads_fail(worker, 1)
     refusal = worker.served.refusal("two-alias")
     assert refusal is not None and "can't be loaded" in refusal.message
-    status = WorkerStatus(worker.backend, worker.served, residency=worker.residency.status)
+    status = StatusCollector(worker.backend, worker.served, residency=worker.residency.status)
     assert status.read(worker.now)["failing"] == ["org/two", "two", "two-alias"]
     worker.backend.missing = set()  # the file is there again
     assert worker.round(60.0) == ["cold", "ready"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.errors import JobError
-from jobs.store.worker_status import read_workers
+from jobs.store.worker_status import WorkerStatus, read_workers
 from tests.worker.fake_backend import FakeBackend, FakeHandle
 from tests.worker.site import QUICK, Site
 from worker.model_spec import ModelSpec
@@ -62,7 +62,7 @@ def test_jobs_of_a_model_that_can_not_be_loaded_fail_with_its_reason(
 
 
 def test_status_names_models_that_are_not_in_memory(site: Site) -> None:
-    seen: list[dict[str, Any]] = []
+    seen: list[WorkerStatus] = []
 
     class Looking(FakeBackend):
         def submit(self, *request: Any) -> FakeHandle:

@@ -1,17 +1,19 @@
-"""The status that a worker publishes: models, device, memory, speed. jobs/store/presence.py writes
-it to Redis, and jobs/store/worker_status.py reads it."""
+"""Collects the status that a worker publishes: models, device, memory, speed.
+
+jobs/store/worker_status.py has its type, and jobs/store/presence.py writes it to Redis.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jobs import keys
 from jobs.errors import JobError
 from jobs.operations import OPERATIONS
-from worker.backend import Backend
+from jobs.store.worker_status import MemoryStatus, ResultsStatus, ServingStatus
+from worker.backend import Backend, MemoryUse
 from worker.processes.resident import resident_bytes
 from worker.queue.served import Served
 
@@ -33,7 +35,19 @@ class ResidencyStatus(NamedTuple):
     evictions: int
 
 
-class WorkerStatus:
+def memory_status(memory: MemoryUse) -> MemoryStatus:
+    """The memory of the backend as a worker publishes it."""
+    return {
+        "device": memory.device,
+        "weights": memory.weights,
+        "cache": memory.cache,
+        "cache_limit": memory.cache_limit,
+        "free": memory.free,
+        "budget": memory.budget,
+    }
+
+
+class StatusCollector:
     """The status of one worker. Its speed is the one since the last call of `read`.
 
     models: their owner may change them. results: the state of the worker's recorder; None if it
@@ -44,7 +58,7 @@ class WorkerStatus:
         self,
         backend: Backend,
         models: Served,
-        results: Callable[[], Mapping[str, str] | None] = lambda: None,
+        results: Callable[[], ResultsStatus | None] = lambda: None,
         residency: Callable[[], ResidencyStatus] | None = None,
     ) -> None:
         self._backend, self._results, self._residency = backend, results, residency
@@ -54,7 +68,7 @@ class WorkerStatus:
 
     def read(
         self, now: float, sick: str = "", pause: str = "", *, claims: bool = True
-    ) -> dict[str, Any]:
+    ) -> ServingStatus:
         """The status at the monotonic time `now`. Why the worker claims no jobs for a while:
         `sick` because it fails them, `pause` for another reason; `claims`: False once it stops.
         Raises JobError if the engine's thread has died."""
@@ -64,16 +78,24 @@ class WorkerStatus:
         memory = self._backend.memory()
         tokens, seconds = health.tokens_generated - self._tokens, now - self._read_at
         self._tokens, self._read_at = health.tokens_generated, now
-        return {
+        status: ServingStatus = {
             "models": sorted(set(self._models.values())),
             "names": sorted(self._models),
-            **self._of_models(),
-            "versions": {name: one._asdict() for name, one in self._models.versions.items()},
-            "contexts": self._models.contexts,
+            "about": {},
+            "versions": {
+                name: {
+                    "model_fingerprint": one.model_fingerprint,
+                    "tokenizer_hash": one.tokenizer_hash,
+                    "chat_template_hash": one.chat_template_hash,
+                    "dtype": one.dtype,
+                }
+                for name, one in self._models.versions.items()
+            },
+            "contexts": dict(self._models.contexts),
             "funcs": sorted(OPERATIONS),
             "started_at": self._started_at,
             "device": memory.device,
-            "memory": asdict(memory),
+            "memory": memory_status(memory),
             "rss": resident_bytes(),
             "paused": sick or pause,
             "healthy": not sick,
@@ -89,29 +111,29 @@ class WorkerStatus:
             "draft_steps": health.draft_steps,
             "tokens_per_second": round(tokens / seconds, 1) if seconds > 0 else 0.0,
         }
+        self._add_models(status)
+        return status
 
-    def _of_models(self) -> dict[str, Any]:
-        """The names of each model and the bytes that it takes; under a budget also the states, the
-        names for which no jobs are claimed now, and those whose last loads have failed."""
+    def _add_models(self, status: ServingStatus) -> None:
+        """Add the names of each model and the bytes that it takes; under a budget also the states,
+        the names for which no jobs are claimed now, and those whose last loads have failed."""
         names, served = self._models.names, self._models
         if self._residency is None:
-            weights = served.weight_bytes
-            return {
-                "about": {
-                    name: {"names": names[name], "weight_bytes": weights[name]} for name in names
-                }
-            }
+            for name, weight_bytes in served.weight_bytes.items():
+                status["about"][name] = {"names": names[name], "weight_bytes": weight_bytes}
+            return
         found = self._residency()
-        return {
-            "about": {
-                name: {"names": names[name], **one._asdict()} for name, one in found.models.items()
-            },
-            "states": {name: state.value for name, state in served.states.items()},
-            "closed": sorted(set(served).difference(served.open_names)),
-            "failing": sorted(one for name in found.failing for one in names[name]),
-            "loads": found.loads,
-            "evictions": found.evictions,
-        }
+        for name, one in found.models.items():
+            status["about"][name] = {
+                "names": names[name],
+                "weight_bytes": one.weight_bytes,
+                "share_bytes": one.share_bytes,
+                "pinned": one.pinned,
+            }
+        status["states"] = {name: state.value for name, state in served.states.items()}
+        status["closed"] = sorted(set(served).difference(served.open_names))
+        status["failing"] = sorted(one for name in found.failing for one in names[name])
+        status["loads"], status["evictions"] = found.loads, found.evictions
 
     def _room(self) -> dict[str, int]:
         """Number of sequences that may be started, by queue."""
