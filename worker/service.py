@@ -61,11 +61,11 @@ from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 from worker.residency.budget import share_out, size
 from worker.residency.commands import ModelCommands
-from worker.residency.downloads import DownloadCommands
 from worker.residency.manager import MAX_WAIT, Residency
 from worker.residency.model import Model, first_models
 from worker.residency.other_workers import OtherWorkers
 from worker.residency.policy import ResidencyPolicy
+from worker.residency.pull_command import PullCommand
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ def serve(
                 {
                     **ClaimCommands(admission, attempts).handlers,
                     **ModelCommands(residency).handlers,
-                    **DownloadCommands(served, by_name).handlers,
+                    **PullCommand(served, by_name).handlers,
                 },
             ),
             StatusCollector(

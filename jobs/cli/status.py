@@ -13,7 +13,7 @@ from jobs import keys
 from jobs.cli.failures import Failure, NotFound
 from jobs.cli.options import Seconds, connection, json_option, redis_option
 from jobs.cli.output import clear_terminal, echo, print_json
-from jobs.cli.status_tables import print_rows, print_tables, what_loads
+from jobs.cli.status_tables import loading_text, print_rows, print_tables
 from jobs.cli.waiting import rows_wait
 from jobs.sizes import counted
 
@@ -196,7 +196,7 @@ def _fault(found: Snapshot, host: str | None, as_json: bool) -> Failure | None:
     running, faults = found.running, found.faults
     if host is not None and not running:
         return NotFound(
-            f"no worker on host {host} serves yet: {'; '.join(map(what_loads, found.loading))}"
+            f"no worker on host {host} serves yet: {'; '.join(map(loading_text, found.loading))}"
             if found.loading
             else f"no worker is running on host {host}"
         )

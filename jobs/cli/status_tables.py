@@ -37,7 +37,7 @@ def print_rows(rows: Unwritten, faults: Mapping[str, str], recorded: bool) -> No
         echo(rows_wait(rows))
 
 
-def what_loads(worker: WorkerStatus) -> str:
+def loading_text(worker: WorkerStatus) -> str:
     return f"worker {worker['name']} is loading {', '.join(worker['loading'])}"
 
 
@@ -58,7 +58,7 @@ def print_tables(
     elif not loading:
         echo("no workers" if host is None else f"no workers on host {host}")
     for worker in loading:
-        echo(what_loads(worker))
+        echo(loading_text(worker))
     for worker in workers:
         if worker["paused"]:
             echo(f"worker {worker['name']} claims no jobs: {worker['paused']}", err=True)

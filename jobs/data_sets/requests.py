@@ -61,7 +61,7 @@ def _map_option(column: str, field: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class OptionNames:
     """The options that errors name, as their caller writes them."""
 
     option: Callable[[str], str] = lambda name: f"-o {name}"
@@ -69,7 +69,7 @@ class Terms:
     mode: Callable[[str], str] = lambda mode: f"--mode {mode}"
 
 
-COMMAND_LINE = Terms()
+COMMAND_LINE = OptionNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Overrides:
     own_ids: bool = False  # the rows get ids that no row may choose
     mode: str = "chat"  # of `chatjobs run`
     delimiter: str | None = None  # before continuations; None: a space if there is no white space
-    terms: Terms = COMMAND_LINE
+    option_names: OptionNames = COMMAND_LINE
 
 
 def read_requests(
@@ -229,7 +229,7 @@ def _origins(
     """For `in_terms_of_file`."""
     columns = {new: old for old, new in overrides.names.items()}
     for name in overrides.fields:
-        yield name, name, overrides.terms.option(name)
+        yield name, name, overrides.option_names.option(name)
     for option in ("run", "tenant", "delay", "priority"):
         if getattr(overrides, option) is not None:
             yield f"job.{option}", option, f"--{option}"
@@ -290,7 +290,7 @@ def _request_fields(data: dict[str, Any], overrides: Overrides, part: str) -> di
         empty = [one for one in SOURCES if one in data or one in overrides.names.values()]
         if empty:
             raise _empty_source(empty[0], overrides.names, part)
-        raise _without_messages(kept, unknown, overrides.terms)
+        raise _without_messages(kept, unknown, overrides.option_names)
     check_numbers(data)
     if unknown and not overrides.ignore_unknown:
         raise _unknown(unknown[0], batch, [name for name in overrides.keep if name not in kept])
@@ -366,7 +366,7 @@ def _row_fields(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_messages(
-    kept: Mapping[str, Any], unknown: Sequence[str], terms: Terms
+    kept: Mapping[str, Any], unknown: Sequence[str], option_names: OptionNames
 ) -> InvalidRequest:
     name = next((name for name in SOURCES if name in kept), None)
     hint = f"; {name} is a known field, and --keep {name} only keeps it" if name else ""
@@ -376,8 +376,8 @@ def _without_messages(
         close = [found for name in compared for found in get_close_matches(name, SOURCES, 1)]
         meant = f": did you mean {close[0]!r}?" if close else ""
         hint = (
-            f", and this one has {', '.join(named)}{meant} ({terms.map(unknown[0], 'prompt')} "
-            f"takes {unknown[0]!r} as the prompt)"
+            f", and this one has {', '.join(named)}{meant} "
+            f"({option_names.map(unknown[0], 'prompt')} takes {unknown[0]!r} as the prompt)"
         )
     return invalid(f"a row needs messages, prompt or text{hint}", "messages")
 

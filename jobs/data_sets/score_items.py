@@ -102,7 +102,7 @@ class ItemReader:
     def _fields(self, data: dict[str, Any]) -> dict[str, Any]:
         """The fields of the item of a row."""
         if "body" in data:
-            mode = self._overrides.terms.mode("chat")
+            mode = self._overrides.option_names.mode("chat")
             raise invalid(f"a line of an OpenAI batch file is a chat: run it with {mode}")
         check_numbers(data)
         keep = self._overrides.keep
@@ -139,10 +139,10 @@ class ItemReader:
         if found is not None:
             return found
         columns = ", ".join(map(repr, row)) or "none"
-        terms = self._overrides.terms
+        options = self._overrides.option_names
         raise invalid(
-            f"a row of {terms.mode(self._mode)} needs {' or '.join(names)}; of the columns that "
-            f"are read, this one has {columns} ({terms.map('COLUMN', names[0])} names another "
+            f"a row of {options.mode(self._mode)} needs {' or '.join(names)}; of the columns that "
+            f"are read, this one has {columns} ({options.map('COLUMN', names[0])} names another "
             "column)",
             names[0],
         )
@@ -180,7 +180,7 @@ class ItemReader:
     def _origins(self, data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         """Paths in the item, with the options or columns that they are from."""
         for name in self._overrides.fields:
-            yield name, name, self._overrides.terms.option(name)
+            yield name, name, self._overrides.option_names.option(name)
         columns = {new: old for old, new in self._overrides.names.items()}
         for name in data:
             column = columns.get(name, name)

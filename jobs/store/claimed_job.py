@@ -63,7 +63,7 @@ _OF_JOB = (
 )
 
 
-# and those of its terms.
+# and those of its limits.
 _OF_TERMS = (
     *(DEADLINE, "timeout", "retries_left", "retry_intervals", "enqueue_at_front_on_retry"),
     *(FAILURES, MACHINE_ERRORS),
@@ -96,7 +96,7 @@ def _number(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ExecutionLimits:
     """Time limits and retries of a job, from now on, and the attempts that have failed."""
 
     seconds_to_live: float | None = None  # until its ttl has passed, by the clock of Redis
@@ -116,13 +116,13 @@ class Terms:
         return self.intervals[max(len(self.intervals) - left, 0)]
 
 
-def _read_terms(values: Sequence[bytes | None], now: float) -> Terms:
-    """The terms from the values of their fields. `now`: the time of Redis. Never raises."""
+def _read_limits(values: Sequence[bytes | None], now: float) -> ExecutionLimits:
+    """The limits from the values of their fields. `now`: the time of Redis. Never raises."""
     deadline, timeout, retries, intervals, front, failures, machine_errors = values
     is_time = deadline is not None and deadline.isdigit() and len(deadline) < 17
     milliseconds = int(deadline or 0) if is_time else None
     seconds = integer(timeout, -1)
-    return Terms(
+    return ExecutionLimits(
         seconds_to_live=None if milliseconds is None else milliseconds / 1000 - now,
         timeout=seconds if seconds > 0 else None,
         retries=max(0, integer(retries, 0)),
@@ -186,7 +186,7 @@ class ClaimedJob:
     suspect: bool  # it may have killed its workers, and runs with its group only
     cancelled: bool
     row_bytes: int  # limit of its row
-    terms: Terms = Terms()
+    limits: ExecutionLimits = ExecutionLimits()
     redis_ahead: float = 0.0  # seconds that the clock of Redis was ahead of this process's
     history: History | None = None  # of its session
 
@@ -238,7 +238,7 @@ def read(
         suspect=bool(fields[GROUP]),
         cancelled=bool(fields[CANCEL]),
         row_bytes=limits.row_bytes,
-        terms=_read_terms(values[len(_OF_JOB) :], now),
+        limits=_read_limits(values[len(_OF_JOB) :], now),
         redis_ahead=redis_ahead,
     )
 

@@ -122,7 +122,7 @@ def settlement_of(
 
 def failed_attempts(claimed: ClaimedJob, error: JobError | None, worker: str) -> Sequence[Failure]:
     """The failed attempts at a job, this one included if it ended with an error."""
-    before = claimed.terms.failures
+    before = claimed.limits.failures
     if error is None or error.code == "cancelled":
         return before
     return add_failure(before, failure(claimed.lease.attempt, time.time(), worker, error))

@@ -1,6 +1,6 @@
 """Downloads models in a process of its own: `python -m worker.loading.pull CACHE REFERENCE…`.
 
-A worker starts it (worker/residency/downloads.py), so that a download that hangs or is stopped
+A worker starts it (worker/residency/pull_command.py), so that a download that hangs or is stopped
 holds no thread of the worker. CACHE is empty for the default. It writes JSON lines to stdout: the
 bytes that have arrived, and at the end the folder of the first model, or an error. It ends when its
 standard input does, which is when the worker has ended.

@@ -59,7 +59,7 @@ class Attempt:
     @property
     def overdue(self) -> JobError:
         """The error of an attempt that has passed its deadline."""
-        timeout = self.claimed.terms.timeout
+        timeout = self.claimed.limits.timeout
         if timeout is not None and self.deadline == self.claimed.claimed_at + timeout:
             return JobError(
                 "timeout",
@@ -104,17 +104,17 @@ def make_attempt(claimed: ClaimedJob, models: Collection[str]) -> Attempt:
             f"this queue's worker doesn't serve model '{request.model}'; it serves: {served}",
             "model",
         )
-    ttl, terms = request.job.ttl, claimed.terms
+    ttl, limits = request.job.ttl, claimed.limits
     deadline: float | None = None
     if ttl is not None:
-        left = terms.seconds_to_live  # absent from jobs that RQ's own functions have enqueued
+        left = limits.seconds_to_live  # absent from jobs that RQ's own functions have enqueued
         if left is None:
             left = claimed.enqueued_at + ttl - claimed.redis_ahead - claimed.claimed_at
         deadline = claimed.claimed_at + left
         if clock.now() >= deadline:
             raise waited_too_long(ttl)
-    if terms.timeout is not None:
-        end = claimed.claimed_at + terms.timeout
+    if limits.timeout is not None:
+        end = claimed.claimed_at + limits.timeout
         deadline = end if deadline is None else min(deadline, end)
     stream = StreamBuffer(claimed.lease.job, claimed.lease.attempt)
     return Attempt(claimed, operation, request, stream, deadline)

@@ -308,7 +308,7 @@ class Attempts:
         if retry.allowed is None:
             requeued = leases.return_after_machine_error(attempt.lease, pause, failures)
         else:
-            front = claimed.terms.front
+            front = claimed.limits.front
             requeued = leases.retry(attempt.lease, retry.allowed, pause, failures, front=front)
         if requeued:
             job, model = attempt.lease.job, self._model_of(attempt.lease)

@@ -24,18 +24,18 @@ class Retry:
 def retry_of(attempt: Attempt) -> Retry | None:
     """The retry of an attempt that has ended; None if it has not failed or its job has none left.
     RQ's `Retry` sets the pauses, if it is given."""
-    error, claimed, terms = attempt.error, attempt.claimed, attempt.claimed.terms
+    error, claimed, limits = attempt.error, attempt.claimed, attempt.claimed.limits
     if error is None or error.code == "cancelled":
         return None
     if isinstance(error, MachineError):
-        return Retry(backoff(terms.machine_errors))
+        return Retry(backoff(limits.machine_errors))
     # RQ retries after any error, `job.retries` are for those that may not happen again.
     own = attempt.request.job.retries
     own = (DEFAULT_RETRIES if own is None else own) if error.retryable else 0
-    allowed = max(own, terms.retries)
+    allowed = max(own, limits.retries)
     if claimed.retried >= allowed:
         return None
-    interval = terms.interval(claimed.retried)
+    interval = limits.interval(claimed.retried)
     return Retry(backoff(claimed.retried) if interval is None else interval, allowed)
 
 

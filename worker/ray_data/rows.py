@@ -27,9 +27,9 @@ from jobs.data_sets.parquet_rows import table_rows
 from jobs.data_sets.requests import (
     ROW_FIELDS,
     InvalidLine,
+    OptionNames,
     Overrides,
     RequestReader,
-    Terms,
     custom_id_of,
 )
 from jobs.data_sets.row_templates import RowTemplate
@@ -51,7 +51,7 @@ PROBES: dict[str, dict[str, Any]] = {
     "choice": {"prompt": "?", "choices": ["A", "B"]},
     "perplexity": {"text": "?"},
 }
-ARGUMENTS = Terms(
+ARGUMENTS = OptionNames(
     option=lambda name: f"options[{name!r}]",
     map=lambda column, field: f"columns={{{column!r}: {field!r}}}",
     mode=lambda mode: f"mode={mode!r}",
@@ -104,7 +104,7 @@ class RowReader:
             own_ids=True,
             mode=mode,
             delimiter=arguments.delimiter,
-            terms=ARGUMENTS,
+            option_names=ARGUMENTS,
         )
         line = self._reader({}).read(None, "", 0, PROBES[mode])
         if isinstance(line, InvalidLine):

@@ -22,7 +22,7 @@ STEPS = 1000  # into which the answers divide a download, at most
 READ_BYTES = 2**16
 
 
-class DownloadCommands:
+class PullCommand:
     """Used by the loop's thread. `names`: the own name of each model of the worker, by all its
     names; `specs`: by their own names. No other model is downloaded."""
 
