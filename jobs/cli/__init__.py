@@ -40,6 +40,7 @@ def build() -> click.Group:
     from jobs.cli.results import results
     from jobs.cli.run import run
     from jobs.cli.score import score
+    from jobs.cli.serve import serve
     from jobs.cli.status import status
     from jobs.cli.submit import submit
     from jobs.cli.workers import workers
@@ -47,7 +48,10 @@ def build() -> click.Group:
     group = CommandGroup(name="chatjobs", help=HELP, context_settings=context_settings())
     for plugin in sorted(entry_points(group="chatjobs.commands"), reverse=True):
         group.add_command(plugin.load())
-    of_jobs = (chat, submit, run, follow, cancel, jobs_group, status, workers, limits, bench)
+    of_jobs = (
+        *(chat, submit, run, follow, cancel, jobs_group, status, workers, limits, bench),
+        serve,
+    )
     of_results = (record, results, score, diff, report, lm_eval)
     for command in (*of_jobs, *of_results):
         group.add_command(command)

@@ -1,0 +1,1 @@
+"""The HTTP gateway: OpenAI's API over the queue. Needs the extra `gateway`."""

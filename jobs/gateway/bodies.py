@@ -1,0 +1,87 @@
+"""Reads the bodies of requests: at most so many bytes, in limited time, as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import Request
+
+from jobs.api.wire import describe, not_json
+from jobs.encoding import from_json
+from jobs.gateway.failures import HttpError
+from jobs.sizes import size_texts
+
+LARGE = 256 * 1024  # bytes of JSON that are parsed in a thread: others go on meanwhile
+DISCARD_SECONDS = 2.0  # for the rest of a body that is too large: its client reads after it
+
+
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
+    """The whole body. Raises HttpError 413 for more than `limit` bytes, 408 after `seconds`."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        await _discard(request)
+        raise _too_large(int(declared), limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    break
+    except TimeoutError:
+        raise HttpError(
+            408,
+            f"the body of the request did not arrive within {seconds:g} s: send it faster",
+            "request_timeout",
+            headers={"connection": "close", "x-should-retry": "false"},
+        ) from None
+    if len(body) > limit:
+        size = len(body)
+        del body
+        await _discard(request)
+        raise _too_large(size, limit)
+    return bytes(body)
+
+
+async def read_json(request: Request, limit: int, seconds: float) -> dict[str, Any]:
+    """The object in a JSON body. Raises HttpError."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        given = f"got {describe(kind)}" if kind else "and it has none"
+        raise HttpError(
+            415,
+            f"the request needs the header content-type: application/json, {given}",
+            "unsupported_media_type",
+        )
+    body = await read_body(request, limit, seconds)
+    try:
+        value = from_json(body) if len(body) < LARGE else await asyncio.to_thread(from_json, body)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"the request is {not_json(error)}", "invalid_json") from None
+    if not isinstance(value, dict):
+        raise HttpError(
+            400, f"a request must be a JSON object, got {describe(value)}", "invalid_request"
+        )
+    return value
+
+
+def _too_large(size: int, limit: int) -> HttpError:
+    has, most = size_texts(size, limit)
+    return HttpError(
+        413,
+        f"the body of the request has {has} or more, and the limit (--max-body) is {most}",
+        "request_too_large",
+        headers={"connection": "close", "x-should-retry": "false"},
+    )
+
+
+async def _discard(request: Request) -> None:
+    """Take the rest of a body, for a while; a client that waits for permission sends none."""
+    if "expect" in request.headers:
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while (await request.receive()).get("more_body", False):
+                pass

@@ -1,0 +1,59 @@
+"""`Gateway`: what all routes of one process share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from jobs.client.aio import AsyncClient
+from jobs.client.job import AsyncJob
+from jobs.errors import JobError
+from jobs.gateway.failures import HttpError
+from jobs.gateway.served import ServedModels
+from jobs.gateway.settings import Settings
+from jobs.gateway.tenants import ApiKeys, Tenant
+from jobs.keys import JOB_ID
+from jobs.store.connection.protocol import run_async
+from jobs.store.job_state import JobState, Status, read_state
+
+
+class Gateway:
+    """One client of Redis, with one subscription; the keys; the models that are served. Keeps no
+    state of a job: any process on the same Redis can go on with its streams.
+
+    stopping: the process has been told to end. The jobs of the connections that it closes go on.
+    """
+
+    def __init__(self, settings: Settings, client: AsyncClient) -> None:
+        self.settings = settings
+        self.client = client
+        self.keys = ApiKeys(settings.api_key_file)
+        self.models = ServedModels(client.connection)
+        self.stopping = False
+
+    async def job_of(self, tenant: Tenant, job_id: str) -> tuple[AsyncJob, JobState]:
+        """A job of a tenant, and its state. Raises HttpError 404 for those of others as well."""
+        if JOB_ID.fullmatch(job_id):
+            state = await run_async(read_state(job_id, full=True), self.client.connection)
+            if state.status is not Status.UNKNOWN and tenant.owns(state.request):
+                return self.client.job(job_id), state
+        raise HttpError(
+            404,
+            f"no job {job_id[:200]!r}: it was never submitted, or its result has expired",
+            "not_found",
+            "id",
+        )
+
+    async def submit(self, tenant: Tenant, body: Mapping[str, Any]) -> AsyncJob:
+        """Enqueue a chat completion for a tenant. Raises HttpError and JobError."""
+        request = tenant.claim(body)
+        await self.models.require(request.get("model"))
+        job: AsyncJob = await self.client.submit(request)  # type: ignore[call-overload]
+        return job
+
+    async def cancel(self, job: AsyncJob[Any, Any]) -> None:
+        """Its client has gone. A process that is stopping has closed the connection itself."""
+        if not self.stopping:
+            with suppress(JobError):
+                await job.cancel()

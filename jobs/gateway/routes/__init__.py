@@ -1,0 +1,1 @@
+"""The routes, one module for each family of paths. Each has `routes(gateway)`."""

@@ -1,0 +1,101 @@
+"""The models that workers serve, read from Redis at most once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jobs.gateway.failures import HttpError
+from jobs.operations import CHAT
+from jobs.store.connection.protocol import Connection, run_async
+from jobs.store.worker_status import WorkerStatuses, statuses_as_steps
+
+READ_SECONDS = 1.0  # between two reads
+WAIT_SECONDS = 2.0  # for Redis
+# For so long after a model was served last, its jobs wait: its worker may be restarting.
+REMEMBER_SECONDS = 600.0
+
+
+class Model(NamedTuple):
+    """A name that requests may give."""
+
+    id: str
+    root: str  # the model's own name
+    max_model_len: int | None  # tokens of a sequence; None if no worker says so
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "model",
+            "created": 0,
+            "owned_by": "chatjobs",
+            "root": self.root,
+            "max_model_len": self.max_model_len,
+        }
+
+
+class ServedModels:
+    """The models of all workers."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = asyncio.Lock()
+        self._next_read = 0.0
+        self._models: dict[str, Model] = {}
+        self._workers = 0
+        self._seen: dict[str, float] = {}  # when each name was served last
+
+    async def models(self) -> Mapping[str, Model]:
+        """By name. Raises JobError if Redis can't be read."""
+        async with self._lock:
+            now = time.monotonic()
+            if now >= self._next_read:
+                steps = statuses_as_steps(now + WAIT_SECONDS)
+                found = await run_async(steps, self._connection)
+                self._models = dict(sorted(_models(found).items()))
+                self._workers = len(found.running)
+                self._seen |= dict.fromkeys(self._models, now)
+                self._next_read = time.monotonic() + READ_SECONDS
+        return self._models
+
+    async def workers(self) -> int:
+        """Number of the workers that run."""
+        await self.models()
+        return self._workers
+
+    async def require(self, name: Any) -> None:
+        """Raises HttpError 404 for a model that no worker serves, or served of late."""
+        if not isinstance(name, str):
+            return  # the check of the request has the sentence
+        models = await self.models()
+        seen = self._seen.get(name)
+        if name in models or (seen is not None and time.monotonic() - seen < REMEMBER_SECONDS):
+            return
+        raise unknown_model(name, models)
+
+
+def unknown_model(name: str, models: Mapping[str, Model]) -> HttpError:
+    served = ", ".join(models) or "none"
+    return HttpError(
+        404,
+        f"the model {name!r} does not exist: models served now: {served}",
+        "model_not_found",
+        "model",
+    )
+
+
+def _models(found: WorkerStatuses) -> dict[str, Model]:
+    models: dict[str, Model] = {}
+    for worker in found.loading:
+        for reference, names in worker["loading"].items():
+            models |= {name: Model(name, reference, None) for name in names}
+    for worker in found.running:
+        roots = {
+            name: root for root, about in worker.get("about", {}).items() for name in about["names"]
+        }
+        for name in worker["names"]:
+            contexts = found.contexts(name, CHAT.func)
+            models[name] = Model(name, roots.get(name, name), max(contexts.values(), default=None))
+    return models

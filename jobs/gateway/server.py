@@ -1,0 +1,121 @@
+"""Runs the gateway: uvicorn with connections, signals and an end of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import signal
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from time import monotonic
+from typing import Any
+
+import uvicorn
+
+from jobs.api.request import IgnoredFieldWarning
+from jobs.client.aio import AsyncClient
+from jobs.client.serving import NobodyServes
+from jobs.errors import JobError
+from jobs.gateway.app import make_app
+from jobs.gateway.connections import protocol, sweep
+from jobs.gateway.gateway import Gateway
+from jobs.gateway.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises JobError if it can't start."""
+    settings.check()
+    warnings.simplefilter("ignore", IgnoredFieldWarning)  # docs/http.md lists the fields
+    warnings.simplefilter("ignore", NobodyServes)
+    _raise_file_limit()
+    with _listening(settings.host, settings.port) as listener:
+        asyncio.run(_serve(settings, listener))
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> None:
+    gateway = Gateway(settings, AsyncClient(settings.redis_url))
+    config = uvicorn.Config(
+        make_app(gateway),
+        http=protocol(settings),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=settings.forwarded_allow_ips is not None,
+        forwarded_allow_ips=settings.forwarded_allow_ips,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        timeout_graceful_shutdown=int(settings.grace_seconds),
+    )
+    server = _Server(config, gateway)
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if settings.tls_cert else "http"
+    name = f"[{host}]" if ":" in host else host
+    logger.info("serving %s://%s:%d/v1 (Ctrl-C stops)", scheme, name, port)
+    await server.serve(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Stops at the first signal, after the replies that are open; at the second one at once."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._next_sweep = 0.0
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = self._gateway.stopping = True
+
+    async def on_tick(self, counter: int) -> bool:
+        now = monotonic()
+        if now >= self._next_sweep:
+            wait = sweep(self.server_state.connections, self._gateway.settings)
+            self._next_sweep = now + wait
+        return await super().on_tick(counter)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises JobError."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, number, _, address = found[0]
+        listener = socket.socket(family, kind, number)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise JobError(
+            "unavailable",
+            f"can't listen on {host} port {port}: {reason}: choose another --host or --port",
+        ) from None
+    return listener
+
+
+def _raise_file_limit() -> None:
+    """Each connection is an open file: take as many as the system allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

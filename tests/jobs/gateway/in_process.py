@@ -1,0 +1,49 @@
+"""The application of a gateway in the process of the test, over a FakeWorker or a Redis server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from jobs.client.aio import AsyncClient
+from jobs.gateway.app import make_app
+from jobs.gateway.gateway import Gateway
+from jobs.gateway.settings import Settings
+from jobs.testing import FakeWorker
+from tests.jobs.conftest import publish_worker
+
+SETTINGS: dict[str, Any] = {"redis_url": "", "results": Path("results")}
+
+
+def send(
+    worker: FakeWorker,
+    method: str,
+    path: str,
+    *,
+    settings: dict[str, Any] | None = None,
+    **call: Any,
+) -> httpx2.Response:
+    """The reply to one request; the worker serves the model `any`."""
+    publish_worker(worker.client(), "any")
+    return ask(worker.async_client, method, path, settings=settings, **call)
+
+
+def ask(
+    client: Any, method: str, path: str, *, settings: dict[str, Any] | None = None, **call: Any
+) -> httpx2.Response:
+    """The reply to one request. `client`: makes the AsyncClient."""
+
+    async def main() -> httpx2.Response:
+        connected: AsyncClient = client()
+        async with connected:
+            gateway = Gateway(Settings(**SETTINGS | (settings or {})), connected)
+            transport = httpx2.ASGITransport(make_app(gateway), raise_app_exceptions=False)
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://gateway", timeout=None
+            ) as http:
+                return await http.request(method, path, **call)
+
+    return asyncio.run(main())

@@ -1,0 +1,108 @@
+"""Requests that are wrong, too large, too slow, or never read."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from jobs.store.job_state import Status
+from tests.jobs.gateway.conftest import GatewayProcess, Start, chat
+from tests.waiting import wait_until
+from tests.worker.site import Site
+
+PATH = "/v1/chat/completions"
+HEAD = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+def reply_to(gateway: GatewayProcess, *sent: bytes) -> tuple[int, dict[str, Any]]:
+    """The status and the error of a reply that ends the connection."""
+    with gateway.connect() as connection:
+        for part in sent:
+            connection.sendall(part)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head.lower()
+    assert b"x-request-id: " in head.lower()
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return int(head.split()[1]), error
+
+
+def test_a_body_of_200_mb_is_refused_and_not_kept(site: Site, start: Start) -> None:
+    gateway = start()
+    with gateway.http() as http:
+        headers = {"content-type": "application/json"}
+        declared = http.post(PATH, content=bytes(200 * 2**20), headers=headers)
+        parts = (bytes(2**20) for _ in range(200))
+        undeclared = http.post(PATH, content=parts, headers=headers)
+        for reply in (declared, undeclared):
+            assert reply.status_code == 413
+            assert reply.json()["error"]["code"] == "request_too_large"
+            assert reply.headers["x-should-retry"] == "false"
+        assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [b"GET /health HTTP/1.1\r\n", b"host: x"],
+        [b""],
+    ],
+)
+def test_a_head_that_does_not_come_is_answered_in_time(
+    site: Site, start: Start, sent: list[bytes]
+) -> None:
+    status, error = reply_to(start(read_seconds=0.3), *sent)
+    assert (status, error["code"]) == (408, "request_timeout")
+
+
+def test_a_body_that_does_not_come_is_answered_in_time(site: Site, start: Start) -> None:
+    status, error = reply_to(start(read_seconds=0.3), f"{HEAD}content-length: 9\r\n\r\n".encode())
+    assert (status, error["code"]) == (408, "request_timeout")
+
+
+def test_what_is_no_http_is_answered_in_json(site: Site, start: Start) -> None:
+    status, error = reply_to(start(), b"\x16\x03\x01 what\r\n\r\n")
+    assert (status, error["code"]) == (400, "invalid_http")
+
+
+def test_connections_above_the_limit_are_refused(site: Site, start: Start) -> None:
+    gateway = start("--max-connections", "2")
+    with gateway.connect(), gateway.connect():
+        status, error = reply_to(gateway)
+        assert (status, error["code"]) == (503, "unavailable")
+
+    def works() -> bool:
+        with gateway.http() as http:
+            return http.get("/health").status_code == 200
+
+    wait_until(works)
+
+
+def test_a_stream_that_is_never_read_ends(site: Site, start: Start) -> None:
+    site.worker()
+    site.wait_for_workers()
+    gateway = start(write_seconds=0.6)
+    body = chat(stream=True, metadata={"words": "10000000"}, n=8, job={"id": "mine"})
+    content = json.dumps(body).encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", gateway.port))
+        connection.sendall(f"{HEAD}content-length: {len(content)}\r\n\r\n".encode() + content)
+        wait_until(lambda: site.client.job("mine").status() is Status.CANCELLED)
+
+
+def test_redis_that_is_away_is_said_and_comes_back(start: Start, site: Site) -> None:
+    site.worker()
+    site.wait_for_workers()
+    with start().http() as http:
+        with site.settings(maxmemory="1"):
+            full = http.post(PATH, json=chat())
+        assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
+        assert full.headers["retry-after"] == "2"
+        assert http.post(PATH, json=chat()).status_code == 200

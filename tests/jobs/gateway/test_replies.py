@@ -1,0 +1,109 @@
+"""Replies of the application, over the fake worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobs import JobError
+from jobs.errors import ERROR_CODES
+from jobs.gateway.failures import STATUS
+from jobs.testing import Answer, FakeWorker
+from tests.jobs.gateway.in_process import send
+
+PATH = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def error_of(reply: Any) -> dict[str, Any]:
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["x-request-id"]
+    return error
+
+
+def test_an_answer_has_the_id_of_its_job() -> None:
+    worker = FakeWorker("Hello")
+    reply = send(worker, "POST", PATH, json={**BODY, "job": {"id": "mine"}})
+    assert reply.status_code == 200
+    assert reply.json()["id"] == "chatcmpl-mine"
+    assert reply.json()["choices"][0] == {
+        "index": 0,
+        "message": {"role": "assistant", "content": "Hello", "refusal": None},
+        "finish_reason": "stop",
+        "logprobs": None,
+    }
+    assert reply.headers["x-request-id"] == "mine"
+    assert worker.requests[0].stream is False
+
+
+def test_tokens_of_one_wake_are_one_write() -> None:
+    """httpx2 gives the parts of a body as they are sent."""
+    reply = send(FakeWorker("one two three"), "POST", PATH, json={**BODY, "stream": True})
+    assert reply.text.endswith("\n\ndata: [DONE]\n\n")
+    assert reply.text.count("data: ") == 4
+
+
+@pytest.mark.parametrize("code", ERROR_CODES)
+def test_each_error_of_a_job_has_a_status_and_is_not_retried(code: Any) -> None:
+    worker = FakeWorker(Answer("", error=JobError(code, "no luck")))
+    reply = send(worker, "POST", PATH, json={**BODY, "job": {"retries": 0}})
+    assert (reply.status_code, error_of(reply)["code"]) == (STATUS[code], code)
+    assert (reply.headers.get("x-should-retry") == "false") is (code != "unavailable")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "call", "status", "code", "param"),
+    [
+        ("GET", "/v1/nothing", {}, 404, "unknown_url", None),
+        ("GET", "/v1/chat/completions/", {}, 404, "unknown_url", None),
+        ("DELETE", "/v1/models", {}, 405, "method_not_allowed", None),
+        ("GET", "/v1/models/none", {}, 404, "model_not_found", "model"),
+        ("GET", f"{PATH}/none", {}, 404, "not_found", "id"),
+        ("GET", f"{PATH}/a%20b/stream", {}, 404, "not_found", "id"),
+        ("POST", PATH, {"content": b"{}"}, 415, "unsupported_media_type", None),
+        ("POST", PATH, {"data": {"a": "b"}}, 415, "unsupported_media_type", None),
+        ("POST", PATH, {"json": []}, 400, "invalid_request", None),
+        ("POST", PATH, {"json": {}}, 400, "invalid_request", "model"),
+        ("POST", PATH, {"json": {**BODY, "model": "other"}}, 404, "model_not_found", "model"),
+        ("POST", PATH, {"json": {**BODY, "n": 0}}, 400, "invalid_request", "n"),
+        ("POST", PATH, {"json": {**BODY, "background": 1}}, 400, "invalid_request", "background"),
+        (
+            "POST",
+            PATH,
+            {"json": {**BODY, "stream": True}, "headers": {"last-event-id": "1-1"}},
+            400,
+            "invalid_request",
+            "Last-Event-ID",
+        ),
+    ],
+)
+def test_wrong_requests_are_refused_in_openais_form(
+    method: str, path: str, call: dict[str, Any], status: int, code: str, param: str | None
+) -> None:
+    reply = send(FakeWorker("x"), method, path, **call)
+    error = error_of(reply)
+    assert (reply.status_code, error["code"], error["param"]) == (status, code, param)
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff", b"[" * 100_000, b'{"a": 1}x'])
+def test_what_is_no_json_is_refused(text: bytes) -> None:
+    headers = {"content-type": "application/json; charset=utf-8"}
+    reply = send(FakeWorker("x"), "POST", PATH, content=text, headers=headers)
+    assert (reply.status_code, error_of(reply)["code"]) == (400, "invalid_json")
+
+
+def test_pages_of_other_origins_may_call_only_if_they_are_named() -> None:
+    headers = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    plain = send(FakeWorker("x"), "OPTIONS", PATH, headers=headers)
+    assert plain.status_code == 405 and "access-control-allow-origin" not in plain.headers
+    named = send(
+        FakeWorker("x"),
+        "OPTIONS",
+        PATH,
+        headers=headers,
+        settings={"cors_origins": ("https://app.example",)},
+    )
+    assert named.headers["access-control-allow-origin"] == "https://app.example"
