@@ -126,6 +126,7 @@ class RequestFields(_Conversation, SessionTurnFields, total=False):
     """All fields of a `ChatRequest`: the type of a request as a plain dict."""
 
     apply_chat_template: bool | None
+    prompt_token_ids: list[int] | None
 
 
 class ScoreFields(TypedDict, total=False):

@@ -141,6 +141,7 @@ class ChatRequest(Sampling):
     The prompt:
         chat_template_kwargs, enable_thinking, reasoning_effort
         apply_chat_template       False: the text of the messages is the prompt as it is
+        prompt_token_ids          the prompt as token ids, in place of the messages' text
         add_special_tokens        whether it begins with the tokenizer's special tokens
         add_generation_prompt, continue_final_message, truncate_prompt_tokens
         truncate                  "oldest": drop the oldest turns that the context has no room for
@@ -165,6 +166,7 @@ class ChatRequest(Sampling):
     metadata: dict[Text, Text] | None = None
     store: StrictBool | None = None  # false: the row has neither the prompt nor the answer
     apply_chat_template: StrictBool | None = None  # false: the text of the messages is the prompt
+    prompt_token_ids: Annotated[list[StrictInt], Field(min_length=1)] | None = None  # the prompt
     add_special_tokens: StrictBool | None = None  # None: only without the chat template
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: StrictBool | None = None
@@ -239,6 +241,12 @@ class ChatRequest(Sampling):
 
     @model_validator(mode="after")
     def _check_template_inputs(self) -> Self:
+        if self.prompt_token_ids is not None:
+            if self.apply_chat_template:
+                raise ValueError(
+                    "prompt_token_ids: they are the prompt as it is: remove apply_chat_template"
+                )
+            self.apply_chat_template = False
         if self.apply_chat_template is not False:
             return self
         for name in TEMPLATE_INPUTS:

@@ -17,9 +17,9 @@ from jobs.errors import JobError
 from jobs.gateway import failures
 from jobs.gateway.endpoints import REQUEST_ID
 from jobs.gateway.gateway import Gateway
-from jobs.gateway.routes import chat, health, models
+from jobs.gateway.routes import chat, completions, health, models
 
-FAMILIES = (health, models, chat)
+FAMILIES = (health, models, chat, completions)
 
 
 def make_app(gateway: Gateway) -> ASGIApp:

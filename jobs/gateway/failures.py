@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from starlette.responses import Response
 
 from jobs.encoding import to_json
 from jobs.errors import ErrorCode, JobError
+
+logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2  # after which a client may try again
 
@@ -91,10 +94,13 @@ def failed(error: JobError) -> HttpError:
 
 
 def _reply(error: JobError, headers: Mapping[str, str]) -> HttpError:
-    content = error.to_dict()
+    content, message = error.to_dict(), error.message
+    if error.code == "unavailable":  # its message names the server, which is for operators
+        logger.warning("a request failed: %s", message)
+        message = "the queue can't be reached now: send the request again"
     return HttpError(
         STATUS[error.code],
-        error.message,
+        message,
         error.code,
         error.param,
         kind=content["type"],

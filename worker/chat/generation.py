@@ -13,6 +13,7 @@ from worker.chat.assembly import ChatAssembly, ChatEvents, SequenceEnd
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.engine.engine import EngineCore
 from worker.engine.sequence import Sequence, TokenEvent
+from worker.engine.token_ids import token_ids
 from worker.sampling.params import SamplingParams
 from worker.sampling.prompt_logits import PromptLogprobs
 from worker.text.detokenizer import Detokenizer
@@ -100,6 +101,8 @@ def start_chat(engine: EngineCore, request: ChatRequest, sink: Sink) -> ChatGene
     """Check a request and queue its sequences. `sink` is told on the stepping thread that there are
     events. Raises JobError if the request can't run."""
     engine.require_open()
+    if request.prompt_token_ids is not None:
+        token_ids(request.prompt_token_ids, engine.vocab_size, "prompt_token_ids")
     prompt = engine.prompts.build(request)  # may take seconds
     engine.prefix.fetch(prompt.token_ids, request.cache_salt)
     engine.require_open()

@@ -76,6 +76,8 @@ class PromptBuilder:
         last = request.truncate_prompt_tokens
         if last is not None and last < 0:
             last = max(1, self._context - answer_room(request.max_tokens or 1, self._context))
+        if request.prompt_token_ids is not None:
+            return Prompt("", request.prompt_token_ids[-(last or 0) :], plain=True)
         special = request.add_special_tokens
         around = self._added if (plain if special is None else special) else None
         token_ids = self._encoder.encode(text, last, around)

@@ -26,6 +26,7 @@ from jobs.gateway.events import DONE, EventStream, event, nothing
 from jobs.gateway.failures import JsonReply, failed
 from jobs.gateway.gateway import Gateway
 from jobs.gateway.leaving import ClientLeft, until_left
+from jobs.gateway.options import take_background, wants_usage
 from jobs.gateway.tenants import Tenant
 from jobs.operations import CHAT
 
@@ -145,21 +146,6 @@ def completion_dict(completion: ChatCompletion) -> dict[str, Any]:
         choice.setdefault("logprobs", None)
         choice["message"].setdefault("refusal", None)
     return content
-
-
-def wants_usage(body: Mapping[str, Any]) -> bool:
-    options = body.get("stream_options")
-    return isinstance(options, dict) and options.get("include_usage") is True
-
-
-def take_background(body: dict[str, Any]) -> bool:
-    """Remove `background`: the job goes on if its client goes away. Raises InvalidRequest."""
-    background = body.pop("background", None)
-    if background is not None and not isinstance(background, bool):
-        raise invalid(
-            f"background: expected true or false, got {describe(background)}", "background"
-        )
-    return bool(background)
 
 
 def last_event(request: Request) -> tuple[str, str] | None:

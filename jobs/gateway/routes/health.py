@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from jobs.gateway.failures import JsonReply
 from jobs.gateway.gateway import Gateway
+from jobs.store.connection.protocol import Steps, command, run_async
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -18,6 +19,7 @@ def routes(gateway: Gateway) -> list[Route]:
         return JsonReply(about)
 
     async def health(request: Request) -> Response:
+        await run_async(_ping(), gateway.client.connection)
         workers = await gateway.models.workers()
         return JsonReply({"status": "ok", "workers": workers})
 
@@ -25,3 +27,7 @@ def routes(gateway: Gateway) -> list[Route]:
         Route("/", root, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
     ]
+
+
+def _ping() -> Steps[None]:
+    yield command("ping")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs.store.job_state import Status
 from tests.jobs.gateway.conftest import GatewayProcess, Start, chat
+from tests.servers import BINARIES, Server
 from tests.waiting import wait_until
 from tests.worker.site import Site
 
@@ -97,7 +99,7 @@ def test_a_stream_that_is_never_read_ends(site: Site, start: Start) -> None:
         wait_until(lambda: site.client.job("mine").status() is Status.CANCELLED)
 
 
-def test_redis_that_is_away_is_said_and_comes_back(start: Start, site: Site) -> None:
+def test_a_full_queue_is_said(start: Start, site: Site) -> None:
     site.worker()
     site.wait_for_workers()
     with start().http() as http:
@@ -106,3 +108,26 @@ def test_redis_that_is_away_is_said_and_comes_back(start: Start, site: Site) -> 
         assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
         assert full.headers["retry-after"] == "2"
         assert http.post(PATH, json=chat()).status_code == 200
+
+
+def test_redis_that_is_away_is_said_and_comes_back(tmp_path: Path) -> None:
+    server = Server(BINARIES[0], tmp_path).start()
+    site = Site(server.url, tmp_path / "results")
+    gateway = GatewayProcess(server.url)
+    try:
+        site.worker()
+        site.wait_for_workers()
+        with gateway.http() as http:
+            assert http.post(PATH, json=chat()).status_code == 200
+            server.kill()
+            for reply in (http.post(PATH, json=chat()), http.get("/health")):
+                assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
+                assert "queue can't be reached" in reply.text
+                assert reply.headers["retry-after"] == "2"
+            server.start()
+            wait_until(lambda: http.get("/health").status_code == 200)
+            assert http.post(PATH, json=chat()).status_code == 200
+    finally:
+        gateway.kill()
+        site.close()
+        server.kill()
