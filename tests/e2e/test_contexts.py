@@ -46,10 +46,13 @@ def test_long_chats_scoring_jobs_and_turns_end_at_the_longer_worker(
     ]
     packs = site.client.submit_many(requests)
     chats = [site.submit(LONG_PROMPT, model="m", **ANSWER) for _ in range(6)]
+    least: dict[str, Any] = {"min_tokens": SHORT, "max_tokens": SHORT, "temperature": 0}
+    chats += [site.submit("a", model="m", **least) for _ in range(6)]
     turns = [session.submit(LONG_PROMPT)]
     turns[0].result(timeout=PATIENCE)
     turns.append(session.submit("b"))
-    assert [job.result(timeout=PATIENCE).usage.completion_tokens for job in chats] == [4] * 6
+    counts = [job.result(timeout=PATIENCE).usage.completion_tokens for job in chats]
+    assert counts == [4] * 6 + [SHORT] * 6
     turns[1].result(timeout=PATIENCE)
     assert len(session.history()) == 6
     site.client.wait_for_rows([*packs, *chats, *turns], timeout=PATIENCE)

@@ -88,9 +88,9 @@ def resolve_params(
     """Fill in the model's defaults, then OpenAI's.
 
     `bad_word_ids`: the token sequences that write `sampling.bad_words`. `special_stops`: the
-    special tokens whose texts are stop strings. Raises JobError for ids
-    outside the vocabulary, for a prompt that fills the context, and for limits that may leave no
-    token to generate.
+    special tokens whose texts are stop strings. Raises TooLong for a
+    prompt that leaves no room in the context for min_tokens, or for one token, and JobError for ids
+    outside the vocabulary and for limits that may leave no token to generate.
     """
     room = context_length - prompt_length
     if room < 1:
@@ -125,10 +125,12 @@ def resolve_params(
     least, most = REPETITION_PENALTIES
     max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
     if (sampling.min_tokens or 0) > max_tokens:
-        raise invalid(
+        raise TooLong(
             f"min_tokens is {sampling.min_tokens}, and the prompt of "
-            f"{counted(prompt_length, 'token')} leaves {room} of the context of {context_length}",
+            f"{counted(prompt_length, 'token')} leaves {room} of the context of {context_length}: "
+            "ask for fewer, shorten the messages or use a model with a longer context",
             "min_tokens",
+            prompt_length + (sampling.min_tokens or 0),
         )
     blocked = {ids[-1] for ids in bad_word_ids} | (stop_ids if sampling.min_tokens else set())
     allowed = set(sampling.allowed_token_ids or ())

@@ -18,6 +18,7 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from tests.worker.engine.chat_requests import PROMPT, ask
 from worker import Engine
+from worker.backend import TooLong
 from worker.local.collect import CollectingSink
 
 
@@ -85,8 +86,10 @@ def test_max_tokens_stop_tokens_and_min_tokens(engine: Engine) -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": 800}])
 def test_min_tokens_beyond_the_context_is_refused(engine: Engine, fields: dict[str, int]) -> None:
-    with pytest.raises(JobError, match="min_tokens is 600, and the prompt of 4 tokens leaves 508"):
+    words = "min_tokens is 600, and the prompt of 4 tokens leaves 508"
+    with pytest.raises(TooLong, match=words) as caught:
         engine.generate([PROMPT], Sampling(min_tokens=600, **fields))
+    assert (caught.value.tokens, caught.value.param) == (604, "min_tokens")
 
 
 def test_model_defaults_may_exceed_request_limits(path: Path, tmp_path: Path) -> None:
