@@ -112,7 +112,8 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type != "cuda" or (device.index or 0) >= count:
+    # torch takes an index modulo 256: cuda:256 is cuda:0.
+    if device.type != "cuda" or str(device) != name or (device.index or 0) >= count:
         raise invalid(f"device '{name}' is not available; possible: auto, {_possible()}", "device")
     return torch.device("cuda", device.index or 0)
 

@@ -9,9 +9,17 @@ import pytest
 import torch
 
 from jobs.api.sampling import Sampling
+from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine, device
-from worker.device import CPU_CACHE_SHARE, LEAST_CACHE_BYTES, Device, Held, cache_share
+from worker.device import (
+    CPU_CACHE_SHARE,
+    LEAST_CACHE_BYTES,
+    Device,
+    Held,
+    cache_share,
+    choose_device,
+)
 from worker.host.engine_host import EngineHost
 from worker.model_spec import ModelSpec
 
@@ -113,3 +121,19 @@ def test_the_device_of_a_host_knows_what_each_model_holds(
     finally:
         host.close()
     assert host.device.held == ()
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("name", ["cuda:7", "cuda:128", "cuda:256", "cuda:257", "mps", "meta"])
+def test_a_device_that_is_absent_is_refused_with_those_there_are(
+    name: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    there = "auto, cpu" + ", cuda:0, cuda:1" * (count > 0)
+    with pytest.raises(JobError) as caught:
+        choose_device(name)
+    assert caught.value.message == f"device '{name}' is not available; possible: {there}"
+    if count:
+        assert choose_device("cuda") == choose_device("auto") == torch.device("cuda", 0)
+        assert choose_device("cuda:1") == torch.device("cuda", 1)

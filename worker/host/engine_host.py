@@ -216,6 +216,7 @@ class EngineHost:
 
     def _load(self, spec: ModelSpec) -> ModelInfo:
         self._loading = True
+        self._ceiling.before_load()
         try:
             engine = self._load_engine(spec)
             if engine.chat_obstacle is not None:

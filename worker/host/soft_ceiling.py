@@ -17,7 +17,6 @@ from worker.processes.resident import resident_bytes
 logger = logging.getLogger(__name__)
 
 SHARE = 0.9  # of the budget
-PROCESS_BYTES = 400 * 10**6  # resident with Python, torch and tokenizers, beside the models
 
 
 class Model(Protocol):
@@ -44,6 +43,12 @@ class SoftCeiling:
         self._limit = None if device.budget is None else int(device.budget * SHARE)
         self._above = False
         self._generations = 0  # at the last check
+        self._process_bytes: int | None = None  # resident before the first load
+
+    def before_load(self) -> None:
+        """Call before each load: what is resident before the first one is not of the models."""
+        if self._process_bytes is None:
+            self._process_bytes = resident_bytes()
 
     def check(self, models: Collection[Model]) -> None:
         """Call after each step: looks at the memory if a sequence has ended."""
@@ -64,7 +69,7 @@ class SoftCeiling:
         """Bytes that the models take of the device, with free memory that the allocator keeps."""
         if self._device.torch.type == "cuda":
             return torch.cuda.memory_reserved(self._device.torch)
-        return max(0, resident_bytes() - PROCESS_BYTES)
+        return max(0, resident_bytes() - (self._process_bytes or 0))
 
     def _free(self, models: Collection[Model], active: int, limit: int) -> None:
         self._empty()

@@ -143,6 +143,16 @@ def host() -> Iterator[EngineHost]:
     host.close()
 
 
+def test_what_the_process_has_before_its_first_load_is_not_of_its_models(
+    host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ModelSpec(reference=str(path), dtype="fp32", max_batch=4)
+    for resident in (700, 5000):  # before the first load, and before the second one
+        monkeypatch.setattr(soft_ceiling, "resident_bytes", lambda found=resident: found)
+        host.unload(host.load(spec).name)
+    assert host._ceiling.in_use() == 4300
+
+
 def test_a_worker_above_it_drops_the_prefixes_that_no_sequence_uses(
     host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,7 +168,7 @@ def test_a_worker_above_it_drops_the_prefixes_that_no_sequence_uses(
     first = chat("a question that is long enough to be kept as a prefix")
     host._execute(lambda: None)  # the step has ended
     assert kept.nbytes > 0
-    monkeypatch.setattr(soft_ceiling, "PROCESS_BYTES", -(10**12))
+    monkeypatch.setattr(soft_ceiling, "resident_bytes", lambda: 10**12)
     chat("another one")
     host._execute(lambda: None)
     assert kept.nbytes == 0
