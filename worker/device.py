@@ -32,10 +32,11 @@ class BatchLimits:
     max_batch: int  # sequences, by default
     step_tokens: int  # tokens of one step
     stride: int  # tokens between the cuts of a prefill whose bits must not depend on reuse
+    overlaps: bool  # it computes a step while the host commits the one before
 
 
-CPU_LIMITS = BatchLimits(max_batch=16, step_tokens=512, stride=64)
-ACCELERATOR_LIMITS = BatchLimits(max_batch=128, step_tokens=8192, stride=512)
+CPU_LIMITS = BatchLimits(max_batch=16, step_tokens=512, stride=64, overlaps=False)
+ACCELERATOR_LIMITS = BatchLimits(max_batch=128, step_tokens=8192, stride=512, overlaps=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from worker import ChatSession, Engine
 from worker import device as devices
 from worker.device import BatchLimits
 from worker.layers.batch import Batch
+from worker.layers.transfer import Reading
 from worker.local.collect import CollectingSink
 
 # A window and sinks, and gated delta nets with experts, beside the three kinds.
@@ -36,9 +38,9 @@ def path(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Pat
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of more than 16 tokens take several steps, beside others that decode."""
-    small = BatchLimits(max_batch=4, step_tokens=16, stride=64)
+    small = BatchLimits(max_batch=4, step_tokens=16, stride=64, overlaps=True)
     monkeypatch.setattr(devices, "ACCELERATOR_LIMITS", small)
-    monkeypatch.setattr(devices, "CPU_LIMITS", small)
+    monkeypatch.setattr(devices, "CPU_LIMITS", replace(small, overlaps=False))
 
 
 def tokens(engine: Engine, prompts: list[list[int]], options: Any = GREEDY) -> list[list[int]]:
@@ -161,7 +163,10 @@ def test_decode_steps_are_graphs(checkpoint: Callable[..., Path], load: Load) ->
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.7, "top_k": 5}], ids=str)
 def test_a_decode_step_waits_once_for_the_device(
-    fields: dict[str, Any], checkpoint: Callable[..., Path], load: Load
+    fields: dict[str, Any],
+    checkpoint: Callable[..., Path],
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not DEVICE.startswith("cuda"):
         pytest.skip("CUDA tells when it is waited for")
@@ -171,6 +176,14 @@ def test_a_decode_step_waits_once_for_the_device(
     for _ in range(8):
         for stream in streams:
             next(stream)
+    values, readings = Reading.values, 0
+
+    def counted(reading: Reading) -> list[Any]:
+        nonlocal readings
+        readings += 1
+        return values(reading)
+
+    monkeypatch.setattr(Reading, "values", counted)
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -182,7 +195,112 @@ def test_a_decode_step_waits_once_for_the_device(
     finally:
         torch.cuda.set_sync_debug_mode("default")
     waits = [one for one in caught if "synchroniz" in str(one.message)]
-    assert (steps, len(waits)) == (10, 10), [str(one.message) for one in waits]
+    assert (steps, readings) == (10, 10)
+    assert len(waits) <= readings, [str(one.message) for one in waits]
+
+
+def test_values_are_read_before_the_device_has_done_what_it_was_given_since() -> None:
+    if not DEVICE.startswith("cuda"):
+        pytest.skip("CUDA computes while the host goes on")
+    reading = Reading(torch.arange(5, device=DEVICE), torch.tensor([0.5], device=DEVICE))
+    later = torch.cuda.Event()
+    torch.cuda._sleep(3 * 10**9)
+    later.record()
+    assert reading.values() == [[0, 1, 2, 3, 4], [0.5]]
+    assert not later.query()
+    torch.cuda.synchronize()
+
+
+def overlapped(engine: Engine) -> list[int]:
+    """The rows of each step that is launched before the one before it is read, from now on."""
+    core: Any = engine._core
+    core._pipeline.overlaps = (
+        not core.book.sizes.needs_clearing
+    )  # also with CHATJOBS_TEST_DEVICE=cpu
+    follow, rows = core.runner.follow, []
+
+    def followed(following: Any, token_ids: torch.Tensor) -> torch.Tensor:
+        rows.append(len(following.rows))
+        logits: torch.Tensor = follow(following, token_ids)
+        return logits
+
+    core.runner.follow = followed
+    return rows
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES.values())
+def test_overlapped_steps_change_no_token(
+    family: str, dtype: str, checkpoint: Callable[..., Path], load: Load
+) -> None:
+    """Greedily, with seeds, truncations, biases and log-probabilities, while sequences end."""
+    path = checkpoint(family)
+    prompts = [[5 + i] * (3 + 7 * i) for i in range(10)]
+    fields: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.8, "seed": 4},
+        {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "seed": 5},
+        {"temperature": 0, "logit_bias": {"5": 2.0}},
+        {"temperature": 0, "logprobs": True, "top_logprobs": 2},
+    ]
+    options = [Sampling(**fields[i % 5], max_tokens=40 - 3 * i, ignore_eos=True) for i in range(10)]
+    plain = load(path, dtype=dtype, max_batch=10)
+    plain._core._pipeline.overlaps = False
+    engine = load(path, dtype=dtype, max_batch=10)
+    rows = overlapped(engine)
+    expected = tokens(plain, prompts, options)
+    assert tokens(engine, prompts, options) == expected
+    recurrent = engine._core.book.sizes.needs_clearing
+    assert len(rows) > 20 if not recurrent else not rows
+
+
+def test_answers_that_end_in_overlapped_steps(path: Path, load: Load) -> None:
+    """By stop tokens, while others wait and go on: the token in flight is void."""
+    prompts = [[7 + i] * (3 + 5 * i) for i in range(12)]
+    plain = load(path, reference=True)
+    whole = tokens(plain, prompts, GREEDY)
+    options = [
+        GREEDY.model_copy(update={"stop_token_ids": [ids[2 + at % 9]]})
+        for at, ids in enumerate(whole)
+    ]
+    expected = tokens(plain, prompts, options)
+    engine = load(path)
+    rows = overlapped(engine)
+    assert tokens(engine, prompts, options) == expected
+    continued = [[*prompt, *ids, 9] for prompt, ids in zip(prompts, expected, strict=True)]
+    assert tokens(engine, continued) == tokens(plain, continued)
+    assert rows or engine._core.book.sizes.needs_clearing
+
+
+@pytest.mark.parametrize("where", ["launch", "read"])
+def test_a_step_fails_while_one_is_in_flight(
+    where: str, checkpoint: Callable[..., Path], load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, prompts = checkpoint("qwen3"), [[5, 6, 7], [8, 9]]
+    expected = tokens(load(path, reference=True), prompts)
+    engine = load(path)
+    rows = overlapped(engine)
+    core: Any = engine._core
+    failures = 0
+
+    def failing(whole: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            nonlocal failures
+            found = whole(*given)
+            if core._pipeline.in_flight is not None and failures < 2:
+                failures += 1
+                raise RuntimeError("requested by the test")
+            return found
+
+        return call
+
+    if where == "launch":
+        core.runner.follow = failing(core.runner.follow)
+    else:
+        monkeypatch.setattr(Reading, "values", failing(Reading.values))
+    assert tokens(engine, prompts) == expected
+    # After a result that could not be read, sequences run alone, and nothing overlaps.
+    assert failures == (2 if where == "launch" else 1) and rows
 
 
 def test_logits_that_are_not_finite_fail_their_sequence_alone(

@@ -11,7 +11,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,8 +80,8 @@ class Guard(TorchDispatchMode):
 
 
 class Answers:
-    """Stands in for `read_back` and, as `together`, for `read_together`: the host's answers for
-    values that do not exist. Counts calls."""
+    """Stands in for `read_back` and, as `together` and `reading`, for `read_together` and
+    `Reading`: the host's answers for values that do not exist. Counts calls."""
 
     def __init__(self) -> None:
         self.true, self.calls = True, 0
@@ -96,18 +98,22 @@ class Answers:
         self.calls = calls + 1
         return found
 
+    def reading(self, *values: Tensor) -> Any:
+        return SimpleNamespace(values=partial(self.together, *values))
+
 
 def _filled(shape: list[int], value: float) -> Any:
     return [_filled(shape[1:], value) for _ in range(shape[0])] if shape else value
 
 
 def answer(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    """Replace `read_back` and `read_together` in the modules of ROOMS. In layers they stay, and
-    raise: a forward pass reads nothing."""
+    """Replace what reads values back in the modules of ROOMS. In layers it stays, and
+    raises: a forward pass reads nothing."""
     answers = Answers()
     replaced = {
         "read_back": (border.read_back, answers),
         "read_together": (border.read_together, answers.together),
+        "Reading": (border.Reading, answers.reading),
     }
     for name, module in list(sys.modules.items()):
         for function, (original, instead) in replaced.items():
@@ -139,7 +145,7 @@ def load_engine(
     core = EngineCore(
         loaded, slots=Slots(max_batch), context=512, cache_bytes=devices.free_bytes(DEVICE) // 4
     )
-    core._recover = _raise  # type: ignore[method-assign]
+    core._recover = core._pipeline._forgo = _raise  # type: ignore[method-assign]
     return Engine(core)
 
 

@@ -47,10 +47,10 @@ def arm(fault: str) -> None:
 def make_real(script: list[list[int]] | None, state_dir: Path | None) -> Backend:
     from tests.worker.scripted import scripted
     from worker.host.engine_host import EngineHost
-    from worker.sampling.sampler import sample
+    from worker.sampling.sampler import draw
 
-    draw = sample if script is None else scripted(script)
-    return EngineHost(device="cpu", state_dir=state_dir, draw=draw)
+    draws = draw if script is None else scripted(script)
+    return EngineHost(device="cpu", state_dir=state_dir, draw=draws)
 
 
 def main() -> int:

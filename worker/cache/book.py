@@ -82,14 +82,19 @@ class CacheBook:
         return slot
 
     def release(self, slot: int, *, poisoned: bool = False) -> None:
-        """Free a slot; `poisoned` if it may hold NaN, which is then cleared."""
-        if slot < self._slots and poisoned:
-            self.emit(Clear(slot))
+        """Free a slot; `poisoned` if it may hold NaN."""
+        if poisoned:
+            self.spoil(slot)
         self._used.discard(slot)
         self.shared.release(slot)
         heapq.heappush(self._free, slot)
         if self.limit_bytes - self.bytes_for_kept > self.limit_bytes // 2:
             self.trim()
+
+    def spoil(self, slot: int) -> None:
+        """A slot that nobody uses may hold NaN, which is cleared."""
+        if slot < self._slots:
+            self.emit(Clear(slot))
 
     def trim(self) -> None:
         """Free the storage, unless a slot is in use."""
@@ -137,6 +142,10 @@ class CacheBook:
                 self._slots, self._columns = rows, size
                 return True
         return False
+
+    def has(self, columns: int) -> bool:
+        """True if each slot in use has room for `columns` tokens."""
+        return columns <= self._columns
 
     def resize_failed(self, resize: Resize, fact: str) -> None:
         """Allocate less than this from now on: the device has no memory for it, as `fact` says."""

@@ -23,8 +23,9 @@ from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import Device, Held, computing, threads_of
 from worker.engine.activations import measure_once
 from worker.engine.memory_meter import memory_meter
+from worker.engine.pipeline import Pipeline
 from worker.engine.recovery import Changes, first_line, reason_of
-from worker.engine.runner import ModelRunner, Sample, StorageError
+from worker.engine.runner import Draw, ModelRunner, StorageError
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
@@ -34,14 +35,15 @@ from worker.model_spec import ModelSpec
 from worker.processes.tuning import keep_memory
 from worker.sampling.bad_words import bad_word_ids
 from worker.sampling.params import SamplingParams, resolve_params
-from worker.sampling.sampler import sample
+from worker.sampling.sampler import draw
 from worker.speculative.drafting import Drafting, drafting_of
 
 logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """Steps one model: schedule, forward, sample, commit.
+    """Steps one model: schedule, forward, draw, commit. On a device that `overlaps`, the next step
+    is launched before the last one is read and committed, if it does not depend on the result.
 
     One thread steps and closes, or its callers hold a lock for these. `add`, `cancel` of
     what was added, and the properties are safe from any thread.
@@ -57,7 +59,7 @@ class EngineCore:
         prefix_cache: bool = True,
         drafting: Drafting | None = None,
         on_work: Callable[[], None] = lambda: None,
-        draw: Sample = sample,
+        draw: Draw = draw,
     ) -> None:
         self.info: ModelInfo = loaded.info
         self.weight_bytes = self.info.weight_bytes + (drafting.weight_bytes if drafting else 0)
@@ -66,7 +68,6 @@ class EngineCore:
         self.context_length = context
         self.vocab_size = loaded.model.vocab_size  # may be larger than the tokenizer's
         self.max_batch = slots.batch
-        self.steps = 0
         self.device = loaded.device
         number = slots.batch + slots.paused + 1  # one for prompt caches
         makers = loaded.model.make_caches, drafting.make_caches if drafting else list
@@ -107,7 +108,10 @@ class EngineCore:
         self._meter = memory_meter(self.device)
         self.peak_bytes = 0  # of memory in use, in one of its steps
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
-        self._changes = Changes(self._scheduler.reset)
+        # A recurrent state that is kept must not have a token more than its sequence.
+        overlaps = limits.overlaps and not self.book.sizes.needs_clearing
+        self._pipeline = Pipeline(self._scheduler, self.runner, overlaps=overlaps)
+        self._changes = Changes(self._pipeline.reset)
         self._closed = False
         self._close_lock = threading.Lock()  # held to submit, so that a closed engine takes nothing
         self._on_work = on_work  # called when there is something to step
@@ -121,7 +125,7 @@ class EngineCore:
         interactive_slots: int | None = 0,
         preempt: bool = False,
         on_work: Callable[[], None] = lambda: None,
-        draw: Sample = sample,
+        draw: Draw = draw,
     ) -> EngineCore:
         """Load a model. `interactive_slots`, `preempt`: see `Slots`; `draw`: see `ModelRunner`.
         Raises JobError."""
@@ -146,6 +150,11 @@ class EngineCore:
             on_work=on_work,
             draw=draw,
         )
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that the device was given."""
+        return self._pipeline.launched
 
     @property
     def tokens_generated(self) -> int:
@@ -228,17 +237,14 @@ class EngineCore:
             try:
                 self._update_queue()
                 self._meter.begin()
-                plan = self._scheduler.schedule()
-                if not plan.spans:
-                    self.runner.apply(plan.changes)
+                step = self._pipeline.next()
+                if step is None:
                     return False
-                self.steps += 1
-                logits = self.runner.forward(plan)
-                result = self.runner.sample(logits, self._scheduler.sampling())
+                result = step.result.read()
                 peak = self._meter.peak()
                 self.peak_bytes = max(self.peak_bytes, peak)
-                self._scheduler.saw_memory(peak)
-                self._scheduler.commit(result)
+                self._scheduler.saw_memory(step.scheduled, peak)
+                self._scheduler.commit(step.scheduled, result)
                 self.runner.apply(self.book.take_changes())
             except StorageError as error:
                 self._plan_smaller(error)
@@ -283,6 +289,7 @@ class EngineCore:
             if self._closed:
                 return
             self._closed = True
+        self._pipeline.forget()
         self.prefix.close()
         self._update_queue()
         self._scheduler.fail_all(JobError("cancelled", "the engine was closed"))
@@ -314,6 +321,7 @@ class EngineCore:
         fact = first_line(error.__cause__ or error)
         self.book.resize_failed(error.resize, fact)
         logger.warning("the KV cache can't grow: %s; it stays smaller until it is empty", fact)
+        self._pipeline.forget()
         self._scheduler.isolate(self._scheduler.isolated, JobError("out_of_memory", fact))
         self.runner.apply(self.book.take_changes())
 
@@ -324,6 +332,7 @@ class EngineCore:
         concerned = self._scheduler.concerned
         if not concerned:
             raise error
+        self._pipeline.forget()
         self._scheduler.isolate(concerned, failure)
         self.runner.apply(self.book.take_changes())  # frees memory, which may be what was lacking
         if len(concerned) > 1:

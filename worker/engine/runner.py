@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,18 +15,18 @@ from worker.cache.pool import CachePool
 from worker.cache.prefix_store import StateRef
 from worker.device import is_out_of_memory
 from worker.engine.plan import StepPlan
-from worker.layers.batch import Batch
+from worker.layers.batch import Batch, Following
 from worker.layers.transfer import read_back, take
 from worker.models.model import Model
 from worker.sampling.inputs import SamplingBatch, SamplingInput
-from worker.sampling.prompt_logits import read_rows
-from worker.sampling.sampler import Sampled, StepResult, sample
+from worker.sampling.prompt_logits import Found, read_rows
+from worker.sampling.sampler import Drawn, StepResult, draw
 from worker.speculative.draft_plan import DraftPlan, Proposed
 from worker.speculative.draft_runner import DraftRunner
 
 logger = logging.getLogger(__name__)
 
-Sample = Callable[[Tensor, SamplingBatch], list[Sampled]]
+Draw = Callable[[Tensor, SamplingBatch], Drawn]
 
 
 class StorageError(Exception):
@@ -36,10 +37,31 @@ class StorageError(Exception):
         self.resize = resize
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadResult:
+    """The result of a step, which the device may still compute."""
+
+    drawn: Drawn | None
+    prompts: Sequence[Found | None] = ()
+    checks: Sequence[bool] = ()
+
+    @property
+    def token_ids(self) -> Tensor | None:
+        """The token of each row of the step, on the device; None if not all of them are there."""
+        return None if self.drawn is None else self.drawn.token_ids
+
+    def read(self) -> StepResult:
+        """Waits for the step."""
+        return StepResult(
+            () if self.drawn is None else self.drawn.read(), self.prompts, self.checks
+        )
+
+
 class ModelRunner:
     """Owns a model, its draft model, their caches and the device; it decides nothing. Belongs to
-    the thread that steps the engine. `draw`: draws the tokens, `sample` but in tests. `on_unsaved`:
-    called when there was no memory for a state that should be kept, after all other changes."""
+    the thread that steps the engine. `draw`: draws the tokens, that of the sampler but in tests.
+    `on_unsaved`: called when there was no memory for a state that should be kept, after all other
+    changes."""
 
     def __init__(
         self,
@@ -48,12 +70,13 @@ class ModelRunner:
         device: torch.device,
         draft: Model | None = None,
         *,
-        draw: Sample = sample,
+        draw: Draw = draw,
         on_unsaved: Callable[[], None] = lambda: None,
     ) -> None:
         self.model, self.pool, self.device = model, pool, device
         self.draft = None if draft is None else DraftRunner(draft, pool, device, model.vocab_size)
         self._draw, self._on_unsaved = draw, on_unsaved
+        self._batch: Batch | None = None  # of the last forward pass
 
     def apply(self, changes: Iterable[CacheChange]) -> None:
         """Change the caches. Raises StorageError if there is no memory for their storage."""
@@ -75,17 +98,25 @@ class ModelRunner:
         """Execute a plan up to its logits [rows that are wanted, vocab], which the next plan may
         overwrite."""
         self.apply(plan.changes)
-        return self.model(Batch.lay_out(plan.spans, self.device), self.pool.layers)
+        self._batch = Batch.lay_out(plan.spans, self.device)
+        return self.model(self._batch, self.pool.layers)
 
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> StepResult:
+    def follow(self, following: Following, token_ids: Tensor) -> Tensor:
+        """Execute the step after the last one, which draws `token_ids`. Returns what `forward`
+        does."""
+        assert self._batch is not None
+        self._batch = self._batch.advanced(token_ids, following)
+        return self.model(self._batch, self.pool.layers)
+
+    def draw(self, logits: Tensor, batch: SamplingBatch) -> UnreadResult:
         """Draw tokens after a forward pass, and read the logits of prompts."""
         prompts = read_rows(logits, batch.prompts) if batch.prompts else ()
         checks = read_back(take(logits, batch.checked).isfinite().all(1)) if batch.checked else ()
         if not batch.rows:
-            return StepResult((), prompts, checks)
+            return UnreadResult(None, prompts, checks)
         if len(batch.rows) < len(logits):
             logits = take(logits, batch.at)
-        return StepResult(self._draw(logits, batch), prompts, checks)
+        return UnreadResult(self._draw(logits, batch), prompts, checks)
 
     def propose(self, plan: DraftPlan, sampling: Sequence[SamplingInput]) -> list[Proposed]:
         """Execute a plan of the draft model. Returns a draft for each of its spans."""
@@ -105,4 +136,4 @@ class ModelRunner:
         """Free the models and the caches."""
         self.pool.close()
         del self.model
-        self.draft = None
+        self.draft = self._batch = None

@@ -36,7 +36,7 @@ from worker.engine.sequence import Sequence
 from worker.engine.slots import FinishRate, Slots
 from worker.engine.speculation import Speculation
 from worker.engine.wait_queue import WaitQueue
-from worker.layers.batch import row_order
+from worker.layers.batch import Following, row_order
 from worker.sampling.inputs import SamplingBatch
 from worker.sampling.prompt_logits import STEP_TOKENS
 from worker.sampling.sampler import StepResult
@@ -54,8 +54,9 @@ class Scheduler:
     """Owns the wait queue and the running batch. Used by the thread that steps the engine.
 
     It knows numbers only. `schedule` returns what the device has to do, `commit` takes what came of
-    it. A step that fails is not committed, and `isolate` follows. `not_finite(tokens)`: the error
-    of a sequence whose logits are not finite.
+    it. `follow` returns what it has to do after a step that is not committed yet. A step that fails
+    is not committed, and `isolate` follows. `not_finite(tokens)`: the error of a sequence whose
+    logits are not finite.
     """
 
     book: CacheBook
@@ -76,6 +77,7 @@ class Scheduler:
     _alone: Sequence | None = None  # one of `saving`, in the step that is not committed yet
     _others: bool = False  # the last step was one of `saving`, and the next one is not
     _left: bool = False  # a sequence has left `running` since the selection began
+    _moved: bool = False  # since then one was added or removed, so that others may be admitted
     _read: int = 0  # rows of logits that are read of the prompts of the step that is selected
 
     def __post_init__(self) -> None:
@@ -95,11 +97,12 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Append a sequence to those that wait, unless it is there."""
         if sequence not in self.live:
-            self.live[sequence] = None
+            self.live[sequence], self._moved = None, True
             (self.waiting if sequence.saver is None else self.saving).append(sequence)
 
     def remove(self, sequence: Sequence, *, poisoned: bool = False) -> None:
         """Remove an ended sequence; `poisoned` if its KV slot may hold NaN."""
+        self._moved = True
         if sequence in self.running:
             self._leave(sequence)
         elif sequence in self.waiting:
@@ -123,35 +126,74 @@ class Scheduler:
         self.book.shared.update()
         return StepPlan(self.book.take_changes(), tuple(spans))
 
-    def sampling(self) -> SamplingBatch:
-        """The sampling inputs of the last plan."""
-        return sampling_batch(self.scheduled)
+    def follow(self, scheduled: SequenceOf[ScheduledSequence]) -> Following | None:
+        """Returns the step after that of `scheduled`, whatever tokens it draws, in which sequences
+        that go on decode. None if there is none, or if it depends on the result."""
+        if self.isolated or self.saving or self._speculation.drafts:
+            return None
+        if self.waiting and self._moved:
+            return None  # perhaps one can be admitted
+        rows, longest, decoding = [], 0, 0
+        for row, one in enumerate(scheduled):
+            sequence = one.sequence
+            if sequence.ended:
+                continue
+            if not one.decodes:
+                return None
+            decoding += 1
+            assert sequence.sampling is not None
+            if len(sequence.output_ids) + 1 < sequence.sampling.params.max_tokens:
+                rows.append(row)
+                longest = max(longest, sequence.computed)
+            elif self.waiting:
+                return None  # it leaves its place to another one
+        longest += 2  # the token that is computed now, and the next one
+        if not rows or decoding < len(self.running) or not self.book.has(longest):
+            return None
+        self.scheduled = [scheduled[row] for row in rows]
+        low, high = self.scheduled[0].slot, self.scheduled[-1].slot + 1
+        return Following(tuple(rows), low, high, longest)
 
-    def saw_memory(self, nbytes: int) -> None:
-        """Note for the sequences of the last plan how much memory its step had in use."""
-        for one in self.scheduled:
-            one.sequence.peak_bytes = max(one.sequence.peak_bytes, nbytes)
+    def sampling(self, *, ahead: int = 0) -> SamplingBatch:
+        """The sampling inputs of the last plan. `ahead`: tokens of each sequence that are drawn,
+        and not committed yet."""
+        return sampling_batch(self.scheduled, ahead)
 
-    def commit(self, result: StepResult) -> None:
-        """Append the tokens that the last plan has drawn, count those that it has computed, and
-        remove the sequences that ended."""
-        scheduled, self.scheduled = self.scheduled, ()
+    def saw_memory(self, scheduled: SequenceOf[ScheduledSequence], nbytes: int) -> None:
+        """Note how much memory the step of these sequences had in use."""
+        for one in scheduled:
+            if one.sequence.peak_bytes < nbytes:
+                one.sequence.peak_bytes = nbytes
+
+    def commit(self, scheduled: SequenceOf[ScheduledSequence], result: StepResult) -> None:
+        """Append the tokens that the step of these sequences has drawn, count those that it has
+        computed, and remove the sequences that ended. The tokens of those that had ended before
+        are void."""
+        if self.scheduled is scheduled:
+            self.scheduled = ()
         verified = verify(scheduled, result)
         self._speculation.count(scheduled, verified)
         for one, drawn in zip(scheduled, verified, strict=True):
-            self._commit(one, drawn)
+            if not one.sequence.ended:
+                self._commit(one, drawn)
+            elif not all([token.finite for token in drawn.tokens]):
+                self.book.spoil(one.slot)
         self._speculation.end()
         self._others, self._alone = self._alone is not None, None
 
     def _commit(self, one: ScheduledSequence, drawn: Verified) -> None:
-        sequence, taken = one.sequence, 0
-        finite = all([token.finite for token in drawn.tokens])
+        sequence, taken, finite = one.sequence, 0, True
         for token in drawn.tokens:
-            if token.finite and not sequence.ended:
+            if not token.finite:
+                finite = False
+            elif not sequence.ended:
                 sequence.accept(token)
                 taken += 1
         self.tokens_generated += taken
-        self._speculation.settle(one, drawn, taken)
+        if one.draft.token_ids:
+            self._speculation.settle(one, drawn, taken)
+        else:
+            sequence.computed += one.tokens
         if sequence.computed <= len(sequence.prompt_ids) and finite:
             if sequence.saver is None:
                 self._prefix.keep(sequence)
@@ -193,7 +235,7 @@ class Scheduler:
         """The sequences of the next step, of those that run together."""
         self.isolated = [sequence for sequence in self.isolated if not sequence.ended]
         scheduled: list[Selected] = []
-        self._read, self._left = 0, False
+        self._read, self._left, self._moved = 0, False, False
         bulk = [sequence for sequence in self.running if self._preemptible(sequence)]
         kept = min(sum(one.pending for one in bulk), -(-self.step_tokens // BULK_TOKENS))
         others = [sequence for sequence in self.running if not self._preemptible(sequence)]

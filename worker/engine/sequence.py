@@ -148,26 +148,25 @@ class Sequence:
         self.unsure = False
 
     def _accept(self, sampled: Sampled) -> None:
-        sampling = self.sampling
+        sampling, token_id, output_ids = self.sampling, sampled.token_id, self.output_ids
         assert sampling is not None
         params = sampling.params
-        self.output_ids.append(sampled.token_id)
-        sampling.advance((sampled.token_id,))
-        may_stop = len(self.output_ids) >= params.min_tokens
-        at_stop_token = sampled.token_id in params.stop_ids
+        output_ids.append(token_id)
+        sampling.advance((token_id,))
+        at_stop_token = token_id in params.stop_ids
         if at_stop_token and not params.include_stop:
             self._finish(sampled, "", "stop")
             return
         text, stopped = "", False
         if self._detokenizer is not None:
-            text = self._detokenizer.push(sampled.token_id)
-        if self._stops is not None and may_stop:
+            text = self._detokenizer.push(token_id)
+        if self._stops is not None and len(output_ids) >= params.min_tokens:
             text, stopped = self._stops.push(text)
         if stopped:
             self._end(TokenEvent(sampled, text, "stop"))
         elif at_stop_token:
             self._finish(sampled, text, "stop")
-        elif len(self.output_ids) >= params.max_tokens:
+        elif len(output_ids) >= params.max_tokens:
             self._finish(sampled, text, "length")
         elif self._listener is not None:
             self._listener(TokenEvent(sampled, text))

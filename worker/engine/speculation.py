@@ -55,7 +55,7 @@ class Speculation:
         """The sequences of a step, with drafts where they are worth it and there is room."""
         self._drafted = self._accepted = 0
         if self._proposer is None or self._pauses(selected):
-            return [ScheduledSequence(sequence, count) for sequence, count in selected]
+            return [ScheduledSequence.of(sequence, count) for sequence, count in selected]
         left = self._step_tokens - sum(count for _, count in selected)
         wanted = []
         for sequence, count in selected:
@@ -72,7 +72,7 @@ class Speculation:
                 assert sequence.slot is not None
                 end = sequence.computed + count + len(draft.token_ids)
                 self._book.emit(Protect(sequence.slot, sequence.computed, end))
-            scheduled.append(ScheduledSequence(sequence, count, draft))
+            scheduled.append(ScheduledSequence.of(sequence, count, draft))
         if self._costs is not None:
             self._costs.proposed()
         return scheduled
@@ -98,14 +98,10 @@ class Speculation:
                 self._start = max(rate, LEAST_START)
 
     def settle(self, one: ScheduledSequence, drawn: Verified, taken: int) -> None:
-        """Bring the caches to a sequence that `taken` of the drawn tokens were appended to."""
-        sequence, draft = one.sequence, one.draft
-        end = sequence.computed + one.count
-        if not draft.token_ids:
-            sequence.computed = end
-            return
-        slot, sizes, number = sequence.slot, self._book.sizes, len(draft.token_ids)
-        assert slot is not None
+        """Bring the caches to a sequence that had a draft and got `taken` of the drawn tokens."""
+        sequence, draft, slot = one.sequence, one.draft, one.slot
+        end = sequence.computed + one.tokens
+        sizes, number = self._book.sizes, len(draft.token_ids)
         start, wanted = sequence.computed, end + max(0, taken - 1)
         sequence.computed = sizes.rewinding.kept(start, wanted, end + number)
         if sizes.rewinding.protects:

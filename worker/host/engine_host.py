@@ -23,7 +23,7 @@ from worker.device import Device, choose_device
 from worker.engine.engine import EngineCore
 from worker.engine.footprint import footprint
 from worker.engine.prompt_caches import keep_sessions, pin_prompt_cache, read_prompt_cache
-from worker.engine.runner import Sample
+from worker.engine.runner import Draw
 from worker.host.preparer import Preparation, Preparer
 from worker.host.soft_ceiling import SoftCeiling
 from worker.loading.load import fetch
@@ -33,7 +33,7 @@ from worker.option_values import STATE_BYTES
 from worker.processes.pages import trim_heap
 from worker.processes.resident import resident_bytes
 from worker.processes.tuning import freeze_gc_heap, tune, unfreeze_gc_heap
-from worker.sampling.sampler import sample
+from worker.sampling.sampler import draw
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class EngineHost:
         preempt: bool = True,
         state_dir: Path | None = None,
         state_bytes: int = STATE_BYTES,
-        draw: Sample = sample,
+        draw: Draw = draw,
     ) -> None:
         self.device = Device(choose_device(device), memory)
         # By their own names, and by all that requests may use. Both are replaced, never changed:

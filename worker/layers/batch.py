@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +20,7 @@ from worker.layers.transfer import to_device
 SHORT = 16  # tokens of a chunk that kernels compute one by one
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """The next tokens of one sequence, starting at position `start`, in cache `slot`."""
 
     slot: int
@@ -37,6 +36,16 @@ class Span:
     @property
     def end(self) -> int:
         return self.start + self.length
+
+
+class Following(NamedTuple):
+    """The step after one of single tokens: the `rows` of that one that go on by the tokens that it
+    draws. They are in the slots [low, high), and `longest` is the greatest position + 1."""
+
+    rows: tuple[int, ...]
+    low: int
+    high: int
+    longest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +320,38 @@ class Batch:
         mine[:, :rows] = other.packed.view(4, rows)
         if rows < mine.shape[1]:
             mine[3, rows:] = -1
+
+    def advanced(self, token_ids: Tensor, following: Following) -> Batch:
+        """The step after this one of single tokens, which draws `token_ids` [tokens]. They are not
+        known on the host, and in range."""
+        assert self.packed is not None and not self.chunks
+        rows, device = following.rows, self.packed.device
+        packed = self.packed.view(4, -1)
+        if len(rows) < packed.shape[1]:
+            chosen = to_device(rows, device, torch.long)
+            packed, token_ids = packed.index_select(1, chosen), token_ids.index_select(0, chosen)
+        else:
+            packed = packed.clone()
+        packed[0] = token_ids
+        packed[1] += 1
+        flat = packed.view(-1)
+        ids, positions, lengths, slots, _ = _parts(flat, len(rows), 0)
+        _, low, high, longest = following
+        dense = high - low == len(rows)
+        return Batch(
+            packed=flat,
+            token_ids=ids,
+            positions=positions,
+            prompt_lengths=lengths,
+            decode=DecodeGroup(len(rows), low, high, slots, positions, longest, dense),
+            chunks=(),
+            short=None,
+            long=None,
+            logits_rows=None,
+            longest=longest,
+            highest=0,
+            masks={},
+        )
 
     def following(self, token_ids: Tensor) -> Batch:
         """The next step of a small batch with one row of logits for each sequence, in which each

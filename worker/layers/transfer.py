@@ -1,6 +1,6 @@
 """The border between the host and the device of a model: which branches a device takes, copies to
-it, and values read back from it. A step crosses it here only; `read_back` and `read_together` wait
-for the device, and nothing else does.
+it, and values read back from it. A step crosses it here only; `read_back`, `read_together` and
+`Reading.values` wait for the device, and nothing else does.
 """
 
 from __future__ import annotations
@@ -39,13 +39,40 @@ def read_back(values: Tensor) -> Any:
     return values.tolist()
 
 
+class Reading:
+    """Tensors of one device on their way to the host, as they are now. Integers are below 2^53."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._forms = [(one.dtype, one.shape, one.numel()) for one in tensors]
+        self._tensors: Sequence[Tensor] = tensors
+        self._host: Tensor | None = None
+        self._copied: torch.cuda.Event | None = None
+        if not tensors or not is_accelerator(tensors[0].device):
+            return
+        whole = torch.cat([values.flatten().double() for values in tensors])
+        self._tensors = ()
+        if not whole.is_cuda:
+            self._host = whole.cpu()
+            return
+        self._host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
+        self._host.copy_(whole, non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record(torch.cuda.current_stream(whole.device))
+
+    def values(self) -> list[Any]:
+        """`read_back` of each. Waits for what the device has to do up to here, and not for what it
+        was given since."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        if self._host is None:
+            return [one.tolist() for one in self._tensors]
+        parts = self._host.split([number for _, _, number in self._forms])
+        return [
+            part.to(dtype).view(shape).tolist()
+            for part, (dtype, shape, _) in zip(parts, self._forms, strict=True)
+        ]
+
+
 def read_together(*tensors: Tensor) -> list[Any]:
     """`read_back` of each, with one wait for the device. Integers are below 2^53."""
-    if not tensors or not is_accelerator(tensors[0].device):
-        return [values.tolist() for values in tensors]
-    host = torch.cat([values.flatten().double() for values in tensors]).cpu()
-    parts = host.split([values.numel() for values in tensors])
-    return [
-        part.to(values.dtype).view(values.shape).tolist()
-        for part, values in zip(parts, tensors, strict=True)
-    ]
+    return Reading(*tensors).values()

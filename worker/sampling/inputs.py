@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from worker.sampling.params import SamplingParams
-from worker.sampling.processors import make_processors
+from worker.sampling.processors import Stateless, make_processors
 from worker.sampling.prompt_logits import WantedRows
 
 
@@ -26,6 +26,8 @@ class SamplingInput:
         self.params, self.choice, self.position = params, choice, 0
         self._processors = make_processors(params, prompt_ids)
         self.changes_logits = bool(self._processors)
+        # How a token is drawn depends on the number of tokens before it, and not on which they are.
+        self.foreseeable = all(isinstance(one, Stateless) for one in self._processors)
         # The token of the greatest logit is drawn.
         self.greedy = params.greedy and not self.changes_logits
         self.advance(output_ids)
@@ -89,21 +91,24 @@ class SamplingBatch:
         draft: Sequence[int] = (),
         *,
         at: int | None = None,
+        ahead: int = 0,
         logprobs: bool = True,
     ) -> None:
-        """Add a sequence whose next token comes after row `at`, by default the next one. Without
-        `logprobs`, log-probabilities are not computed for it."""
+        """Add a sequence whose next token comes after row `at`, by default the next one, and after
+        `ahead` tokens that it does not have yet. Without `logprobs`, log-probabilities are not
+        computed for it."""
         at = len(self.rows) if at is None else at
-        self.at.extend(range(at, at + 1 + len(draft)))
-        params, choice, first = sampling.params, sampling.choice, sampling.position
+        params, choice, first = sampling.params, sampling.choice, sampling.position + ahead
         logprobs = params.logprobs and logprobs
         if sampling.changes_logits:
             self._processed.append((len(self.rows), sampling, draft))
         if logprobs or not sampling.greedy:
             self.greedy = False
+        self.at.append(at)
         self.rows.append(Row(params, choice, first, logprobs))
-        for position in range(first + 1, first + 1 + len(draft)):
-            self.rows.append(Row(params, choice, position, logprobs))
+        for number in range(1, 1 + len(draft)):
+            self.at.append(at + number)
+            self.rows.append(Row(params, choice, first + number, logprobs))
 
     @property
     def needs_copy(self) -> bool:

@@ -12,14 +12,14 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from worker.kernels import gpu
 from worker.layers.embedding import argmax
-from worker.layers.transfer import read_back, read_together, take, to_device
+from worker.layers.transfer import Reading, read_back, take, to_device
 from worker.sampling.inputs import Row, SamplingBatch
 from worker.sampling.params import SamplingParams
 from worker.sampling.prompt_logits import Found
@@ -27,8 +27,7 @@ from worker.sampling.prompt_logits import Found
 CANDIDATES = 1024  # number of most likely tokens that top_p considers before a full sort
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """A drawn token. If `finite` is False the logits held NaN or infinity and there is no token."""
 
     token_id: int
@@ -47,6 +46,17 @@ class StepResult:
     checks: Sequence[bool] = ()
 
 
+class Drawn(Protocol):
+    """The tokens of the rows of a sampling batch, on their way to the host."""
+
+    @property
+    def token_ids(self) -> Tensor | None:
+        """[rows] on the device; None if the host decides some of them."""
+
+    def read(self) -> list[Sampled]:
+        """Waits for the device."""
+
+
 def uniform(seed: int, choice: int, position: int) -> float:
     """A pseudo-random number in [0, 1), a function of its arguments."""
     key = struct.pack("<qqq", seed, choice, position)
@@ -55,43 +65,102 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> list[Sampled]:
-    """Draw one token per row of logits [rows, vocab]. The device is waited for once, unless a row
-    needs more candidates."""
+    """`draw`, and what came of it."""
+    return draw(logits, batch).read()
+
+
+def draw(logits: Tensor, batch: SamplingBatch) -> Drawn:
+    """Draw one token per row of logits [rows, vocab]. The device is waited for when the tokens are
+    read: once, unless a row needs more candidates."""
     rows = batch.rows
     if batch.needs_copy:
         logits = logits.to(torch.float32, copy=True)
     raw, logits = logits, batch.process(logits)  # log-probabilities are taken before penalties
     best, chosen = argmax(logits)
     if batch.greedy:
-        values, token_ids = read_together(best, chosen)
-        return [Sampled(one, isfinite(value)) for one, value in zip(token_ids, values, strict=True)]
+        return _Tokens(rows, chosen, Reading(best, chosen))
     drawing = [at for at, row in enumerate(rows) if not row.params.greedy]
-    draw = _draw(take(logits, drawing), [rows[at] for at in drawing]) if drawing else None
-    if draw is not None:
-        chosen = _replaced(chosen, drawing, draw.token_ids)
+    drawn = _draw(take(logits, drawing), [rows[at] for at in drawing]) if drawing else None
+    if drawn is not None:
+        chosen = _replaced(chosen, drawing, drawn.token_ids)
     reading = [at for at, row in enumerate(rows) if row.logprobs]
-    logprobs = _logprobs(raw, chosen, reading, rows) if reading else None
-    values, token_ids, *others = read_together(
-        best,
-        chosen,
-        *([draw.covered] if draw is not None and draw.covered is not None else []),
-        *(logprobs or []),
-    )
-    finite = [isfinite(value) for value in values]
-    covered = others.pop(0) if draw is not None and draw.covered is not None else []
-    found = dict(zip(reading, zip(*others, strict=True), strict=True)) if reading else {}
-    for number, enough in enumerate(covered):
-        at = drawing[number]
-        if not enough and finite[at]:
-            assert draw is not None
-            token_ids[at] = draw.from_all(number)
-            if at in found:
-                own = read_back(raw[at, token_ids[at]] - torch.logsumexp(raw[at], -1))
-                found[at] = (own, *found[at][1:])
-    return [
-        _sampled(token_ids[at], finite[at], row.params, found.get(at))
-        for at, row in enumerate(rows)
-    ]
+    logprobs = _logprobs(raw, chosen, reading, rows) if reading else ()
+    if drawn is None or drawn.covered is None:
+        return _Tokens(rows, chosen, Reading(best, chosen, *logprobs), reading)
+    on_way = Reading(best, chosen, *logprobs, drawn.covered)
+    return _Candidates(rows, on_way, reading, raw, drawing, drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """Drawn tokens. `on_way`: the greatest logit of each row, its token, and the log-probabilities
+    of the rows `reading`."""
+
+    rows: Sequence[Row]
+    token_ids: Tensor
+    on_way: Reading
+    reading: Sequence[int] = ()
+
+    def read(self) -> list[Sampled]:
+        best, token_ids, *logprobs = self.on_way.values()
+        finite = map(isfinite, best)
+        if not self.reading:
+            return list(map(Sampled, token_ids, finite))
+        return _sampled(token_ids, [*finite], self.rows, _by_row(self.reading, logprobs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Tokens that were drawn from the most likely ones, where these may be too few. `on_way` ends
+    with whether the candidates of each of the rows `drawing` were enough."""
+
+    rows: Sequence[Row]
+    on_way: Reading
+    reading: Sequence[int]
+    raw: Tensor
+    drawing: Sequence[int]
+    drawn: _Draws
+
+    @property
+    def token_ids(self) -> None:
+        return None
+
+    def read(self) -> list[Sampled]:
+        best, token_ids, *logprobs, covered = self.on_way.values()
+        finite, found = [*map(isfinite, best)], _by_row(self.reading, logprobs)
+        for number, enough in enumerate(covered):
+            at = self.drawing[number]
+            if not enough and finite[at]:
+                token_ids[at] = self.drawn.from_all(number)
+                if at in found:
+                    logits = self.raw[at]
+                    own = read_back(logits[token_ids[at]] - torch.logsumexp(logits, -1))
+                    found[at] = (own, *found[at][1:])
+        return _sampled(token_ids, finite, self.rows, found)
+
+
+def _by_row(reading: Sequence[int], logprobs: Sequence[Any]) -> dict[int, tuple[Any, ...]]:
+    """What was read of each row."""
+    return dict(zip(reading, zip(*logprobs, strict=True), strict=True)) if reading else {}
+
+
+def _sampled(
+    token_ids: Sequence[int],
+    finite: Sequence[bool],
+    rows: Sequence[Row],
+    found: dict[int, tuple[Any, ...]],
+) -> list[Sampled]:
+    """`found`, of some rows: the log-probability of the token, those of the most likely ones, and
+    their ids."""
+    sampled = []
+    for at, row in enumerate(rows):
+        if at not in found or not finite[at]:
+            sampled.append(Sampled(token_ids[at], finite[at]))
+            continue
+        (own, values, ids), number = found[at], row.params.top_logprobs
+        top = tuple(zip(ids[:number], values[:number], strict=True))
+        sampled.append(Sampled(token_ids[at], True, own, top))
+    return sampled
 
 
 def _replaced(chosen: Tensor, at: Sequence[int], token_ids: Tensor) -> Tensor:
@@ -99,17 +168,6 @@ def _replaced(chosen: Tensor, at: Sequence[int], token_ids: Tensor) -> Tensor:
     if len(at) == len(chosen):
         return token_ids
     return chosen.index_copy(0, to_device(at, chosen.device, torch.long), token_ids)
-
-
-def _sampled(
-    token_id: int, finite: bool, params: SamplingParams, found: Sequence[Any] | None
-) -> Sampled:
-    """`found`: the log-probability of the token, those of the most likely ones, and their ids."""
-    if found is None or not finite:
-        return Sampled(token_id, finite)
-    own, values, ids = found
-    top = zip(ids[: params.top_logprobs], values[: params.top_logprobs], strict=True)
-    return Sampled(token_id, True, own, tuple(top))
 
 
 def _logprobs(
@@ -172,7 +230,8 @@ def _draw(logits: Tensor, rows: Sequence[Row]) -> _Draws:
         given = take(scaled, ranked), [params[at] for at in ranked], take(uniforms, ranked)
         picked, enough = _draw_ranked(*given)
         token_ids = _replaced(token_ids, ranked, picked)
-        covered = _replaced(torch.ones_like(token_ids, dtype=torch.bool), ranked, enough)
+        if enough is not None:
+            covered = _replaced(torch.ones_like(token_ids, dtype=torch.bool), ranked, enough)
     return _Draws(token_ids, covered, scaled, uniforms, params)
 
 
@@ -187,14 +246,17 @@ def _draw_unranked(scaled: Tensor, params: Sequence[SamplingParams], uniforms: T
 
 def _draw_ranked(
     scaled: Tensor, params: Sequence[SamplingParams], uniforms: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Sample rows [rows, vocab] with top_k or top_p: cumulative sums in order of probability.
-    Returns the tokens, and for each row whether its candidates were enough."""
+    Returns the tokens, and for each row whether its candidates were enough; None if they must be,
+    as top_k says how many are needed."""
     vocab = scaled.shape[-1]
     width = min(max(p.top_k or CANDIDATES for p in params), vocab)
     values, ids = scaled.topk(width, dim=-1)
     probs, covered = _rank(values, torch.logsumexp(scaled, -1, keepdim=True), params, vocab)
-    return ids.gather(1, _invert(probs, uniforms)[:, None])[:, 0], covered
+    token_ids = ids.gather(1, _invert(probs, uniforms)[:, None])[:, 0]
+    known = width == vocab or all(p.top_k for p in params)
+    return token_ids, None if known else covered
 
 
 def _rank(

@@ -114,7 +114,7 @@ def selected(scheduler: Scheduler) -> list[tuple[Sequence, int]]:
     plan = scheduler.schedule()
     assert [one.span() for one in scheduler.scheduled] == [*plan.spans]
     return sorted(
-        ((one.sequence, one.count) for one in scheduler.scheduled),
+        ((one.sequence, one.tokens) for one in scheduler.scheduled),
         key=lambda pair: scheduler.running.index(pair[0]),
     )
 
@@ -129,4 +129,4 @@ def advance(scheduler: Scheduler) -> list[Sequence]:
 def commit(scheduler: Scheduler) -> None:
     """Let every token of the planned step be 5."""
     number = len(scheduler.sampling().rows)
-    scheduler.commit(StepResult([Sampled(5, True)] * number))
+    scheduler.commit(scheduler.scheduled, StepResult([Sampled(5, True)] * number))

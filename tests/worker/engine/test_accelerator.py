@@ -19,7 +19,7 @@ from tests.worker.fake_device import DEVICE, Answers, Guard, answer, fake_device
 from worker import Engine
 from worker import device as devices
 from worker.device import BatchLimits
-from worker.layers.batch import Batch
+from worker.layers.batch import Batch, Following
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.recurrent_cache import RecurrentCache
@@ -35,7 +35,7 @@ OPTIONS = Sampling(ignore_eos=True, max_tokens=2)
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     """Prompts of more than 16 tokens take two steps."""
-    small = BatchLimits(max_batch=4, step_tokens=16, stride=64)
+    small = BatchLimits(max_batch=4, step_tokens=16, stride=64, overlaps=True)
     monkeypatch.setattr(devices, "ACCELERATOR_LIMITS", small)
     return answer(monkeypatch)
 
@@ -196,6 +196,27 @@ def test_other_dtypes(family: str, dtype: str, tmp_path: Path, answers: Answers)
     path = make_shallow_checkpoint(tmp_path / "model", family)
     with fake_device():
         generate(load_engine(path, dtype))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt_oss"])
+def test_steps_overlap(family: str, tmp_path: Path, answers: Answers) -> None:
+    """Full attention and windows; a sequence ends by its length, and is left out."""
+    path = make_shallow_checkpoint(tmp_path / "model", family, dtype="bfloat16")
+    with fake_device():
+        engine = load_engine(path)
+    runner, rows = engine._core.runner, []
+    follow = runner.follow
+
+    def followed(following: Following, token_ids: Tensor) -> Tensor:
+        assert token_ids.device == DEVICE
+        rows.append(len(following.rows))
+        return follow(following, token_ids)
+
+    runner.follow = followed  # type: ignore[method-assign]
+    options = [OPTIONS.model_copy(update={"max_tokens": n}) for n in (9, 6, 9)]
+    with fake_device(), Guard():
+        engine.generate(PROMPTS, options)
+    assert {2, 3} <= {*rows}
 
 
 def test_weights_that_stay_quantised(path: Path, answers: Answers) -> None:

@@ -26,7 +26,7 @@ from worker.engine.engine import EngineCore
 from worker.model_spec import ModelSpec
 from worker.prompt.template import template_path
 from worker.sampling.inputs import SamplingBatch
-from worker.sampling.sampler import Sampled
+from worker.sampling.sampler import Drawn
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -70,7 +70,7 @@ class Answering:
     def script(self, *texts: str) -> None:
         self._answers = [self.engine.tokenizer.encode(text) for text in texts]
 
-    def _draw(self, logits: Tensor, batch: SamplingBatch) -> list[Sampled]:
+    def _draw(self, logits: Tensor, batch: SamplingBatch) -> Drawn:
         return scripted(self._answers)(logits, batch)
 
     def chat(self, *texts: str, **fields: Any) -> ChatCompletion:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from worker.layers.batch import SHORT, Batch, Span
+from worker.layers.batch import SHORT, Batch, Following, Span
 
 CPU = torch.device("cpu")
 LONG = [5] * (SHORT + 1)
@@ -66,3 +66,25 @@ def test_chunks_are_cut_into_pieces() -> None:
     assert (pieces.high, pieces.longest) == (4, 27)
     assert batch.pieces(8) is pieces
     assert batch.clone().pieces(8) is not pieces
+
+
+@pytest.mark.parametrize("rows", [(0, 1, 2), (0, 2), (1,)])
+def test_a_step_advances_to_the_batch_of_the_tokens_that_it_draws(rows: tuple[int, ...]) -> None:
+    starts, drawn = {1: 5, 2: 9, 4: 3}, [50, 60, 70]
+    spans = [Span(slot, start, [7], 3) for slot, start in starts.items()]
+    batch = Batch.lay_out(spans, CPU)
+    later = [Span(spans[row].slot, spans[row].start + 1, [drawn[row]], 3) for row in rows]
+    expected = Batch.lay_out(later, CPU)
+    low, high = later[0].slot, later[-1].slot + 1
+    following = Following(rows, low, high, max(span.end for span in later))
+    found = batch.advanced(torch.tensor(drawn), following)
+    assert found.packed is not None and expected.packed is not None
+    assert found.packed.tolist() == expected.packed.tolist()
+    assert found.decode is not None and expected.decode is not None
+    for name in ("size", "low", "high", "longest", "dense"):
+        assert getattr(found.decode, name) == getattr(expected.decode, name)
+    assert found.decode.slots.tolist() == expected.decode.slots.tolist()
+    assert (found.longest, found.shape) == (expected.longest, expected.shape)
+    again = Batch.lay_out(spans, CPU)
+    assert batch.packed is not None and again.packed is not None
+    assert batch.packed.tolist() == again.packed.tolist()
