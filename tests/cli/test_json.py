@@ -17,7 +17,7 @@ from tests.cli.conftest import Run
 from tests.jobs.conftest import StepwiseWorker
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
-LOGS = ("work", "record")  # commands whose output is log lines
+LOGS = ("work", "record", "serve")  # commands whose output is log lines
 REQUEST: RequestFields = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
+from redis import RedisError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from jobs.gateway.failures import JsonReply
 from jobs.gateway.gateway import Gateway
-from jobs.store.connection.protocol import Steps, command, run_async
+from jobs.store.connection.connect import redis_failure
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -19,7 +20,10 @@ def routes(gateway: Gateway) -> list[Route]:
         return JsonReply(about)
 
     async def health(request: Request) -> Response:
-        await run_async(_ping(), gateway.client.connection)
+        try:
+            await gateway.client.redis.ping()
+        except RedisError as error:
+            raise redis_failure(gateway.client.redis, error) from error
         workers = await gateway.models.workers()
         return JsonReply({"status": "ok", "workers": workers})
 
@@ -27,7 +31,3 @@ def routes(gateway: Gateway) -> list[Route]:
         Route("/", root, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
     ]
-
-
-def _ping() -> Steps[None]:
-    yield command("ping")
