@@ -51,6 +51,16 @@ def sampling() -> Any:
     return import_module("worker.kernels.triton_sampling")
 
 
+def multiplies_one_row(weight: Tensor) -> bool:
+    """True if a kernel multiplies one row with this weight. In float32 torch does."""
+    return serves(weight) and weight.dtype is not torch.float32
+
+
+def dense() -> Any:
+    """`worker.kernels.triton_dense`, where `multiplies_one_row` has been checked."""
+    return import_module("worker.kernels.triton_dense")
+
+
 def products() -> Any:
     """`worker.kernels.triton_products`, where `package` has been checked."""
     return import_module("worker.kernels.triton_products")

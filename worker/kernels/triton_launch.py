@@ -39,6 +39,15 @@ def kernel(function: Callable[..., None]) -> Kernel:
     return Kernel(triton.jit(function))
 
 
+def kernel_for_any(*names: str) -> Callable[[Callable[..., None]], Kernel]:
+    """As `kernel`; what is compiled does not use the values of these arguments."""
+
+    def decorate(function: Callable[..., None]) -> Kernel:
+        return Kernel(triton.jit(function, do_not_specialize=names))
+
+    return decorate
+
+
 def _kind(argument: Any) -> Any:
     """Equal for arguments for which Triton compiles the same code: it uses that integers are 1,
     divisible by 16 or short, and that addresses are divisible by 16."""

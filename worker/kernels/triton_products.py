@@ -1,70 +1,49 @@
-"""Products with quantised weights on GPUs, in Triton: small batches dequantise inside the product,
-so that only the blocks are read; large ones multiply with `dequantise`'s output.
+"""Products with quantised weights on GPUs, in Triton: those of few rows in bf16 or fp16 unpack
+`Planes` inside the product, so that only they are read; others multiply with `dequantise`'s output.
 
-Importing this needs the package `triton`, which torch's CUDA builds for Linux bring along. Fields
-of a block are named as in ggml.
+Importing this needs the package `triton`, which torch's CUDA builds for Linux bring along.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.triton_launch import kernel
+from worker.kernels.planes import FORMATS, STEP, Planes, pack
+from worker.kernels.triton_launch import kernel, kernel_for_any
 
-MAX_ROWS = 64  # of x in `product`; beyond it the dequantised weight is multiplied
-LEAST_ROWS = 16  # that a tensor core multiplies
-TILE = 16  # outputs of one program
-STEP = 256  # columns that it dequantises at a time: one block or several
-MOST_STEPS = 4  # of a program, where there are fewer than PROGRAMS
-PROGRAMS = 1024
-ENOUGH = 512  # programs of one warp each that fill a GPU; fewer have four
-SUMMED = 1024  # outputs of a program that sums what several have left
+__all__ = ["FORMATS", "dequantise", "multiplies", "pack", "product"]
 
-Q4_0, Q8_0, Q4_K, Q5_K, Q6_K = (tl.constexpr(code) for code in range(5))
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A type of GGUF blocks: its code here, and the values and bytes of a block. The columns of a
-    step are dequantised in two halves, each in `runs` runs of neighbours."""
-
-    code: int
-    values: int
-    size: int
-    runs: int = 4
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """The arguments of the kernels that say it."""
-        given = {"kind": self.code, "values": self.values, "size": self.size}
-        return {**given, "runs": self.runs, "tile": TILE, "step": STEP}
+# Of x in `product`. With more, what a program reads ahead is more than the shared memory of some
+# cards. Tensor cores don't multiply float32, and products of it would take a minute to compile.
+MAX_ROWS = 32
+LEAST_ROWS = 8  # that a tensor core multiplies
+TILE = 64  # outputs of a program of four warps
+PROGRAMS = 512  # of a product, if the columns suffice
+# A small integer q, or'ed to the bits of these numbers, gives 128 + q in bf16 and 1024 + q in fp16.
+MAGIC = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400}
 
 
-FORMATS = {
-    "Q4_0": Format(0, 32, 18, runs=8),
-    "Q8_0": Format(1, 32, 34),
-    "Q4_K": Format(2, 256, 144),
-    "Q5_K": Format(3, 256, 176),
-    "Q6_K": Format(4, 256, 210),
-}
+def multiplies(x: Tensor) -> bool:
+    """True if `product` multiplies these rows."""
+    return len(x) <= MAX_ROWS and x.dtype in MAGIC
 
 
-def product(x: Tensor, format_name: str, blocks: Tensor, y: Tensor) -> None:
-    """y = x Wᵀ. x [rows, columns] in a floating-point dtype, at most MAX_ROWS; blocks uint8
-    [outputs, bytes per row], contiguous; y [rows, outputs] in x's dtype, whose rows may be part of
-    longer ones. W is rounded to x's dtype, as `dequantise` does, and sums are float32."""
-    form, (rows, columns), outputs = FORMATS[format_name], x.shape, len(blocks)
+def product(x: Tensor, planes: Planes, y: Tensor) -> None:
+    """y = x Wᵀ, with float32 sums. x [rows, columns], as `multiplies` has checked; y [rows,
+    outputs] in x's dtype, whose rows may be part of longer ones.
+
+    Products with the same planes run one after another, on one stream: they count in
+    `planes.arrived`. A row has the same bits in all products whose number of rows rounds up to the
+    same power of two, of at least LEAST_ROWS."""
+    form, (rows, columns), outputs = planes.format, x.shape, planes.rows
     x = x if x.stride(1) == 1 else x.contiguous()
-    tiles, steps = triton.cdiv(outputs, TILE), triton.cdiv(columns, STEP)
+    tiles, steps = triton.cdiv(outputs, TILE), planes.steps
     # Neither depends on the number of rows, so that a row does not depend on its neighbours.
-    splits = max(1, min(PROGRAMS // tiles, triton.cdiv(steps, MOST_STEPS)))
-    most_rows = max(LEAST_ROWS, triton.next_power_of_2(rows))
-    warps = most_rows // LEAST_ROWS if tiles * splits >= ENOUGH else 4
+    each = triton.cdiv(steps, max(1, min(PROGRAMS // tiles, steps)))
+    splits = triton.cdiv(steps, each)
     partial = y
     if splits > 1:
         partial = torch.empty(splits, rows, outputs, dtype=torch.float32, device=x.device)
@@ -72,232 +51,253 @@ def product(x: Tensor, format_name: str, blocks: Tensor, y: Tensor) -> None:
         _product(
             (tiles, splits),
             x,
-            blocks,
-            blocks.view(torch.float16),
+            planes.low,
+            planes.high,
+            planes.scales,
+            planes.scales.view(torch.float16),
+            planes.supers,
             partial,
+            y,
+            planes.arrived,
             rows,
             outputs,
             columns,
+            steps,
             x.stride(0),
-            y.stride(0) if splits == 1 else outputs,
-            triton.cdiv(steps, splits),
-            most_rows=most_rows,
-            warps=warps,
-            **form.constants,
+            y.stride(0),
+            each,
+            magic=MAGIC[x.dtype],
+            bits=form.bits,
+            part=form.part,
+            offset=form.offset,
+            minima=form.minima,
+            supers_=form.supers,
+            even=columns % STEP == 0,
+            split=splits > 1,
+            most_rows=max(LEAST_ROWS, triton.next_power_of_2(rows)),
+            tile=TILE,
         )
-        if splits > 1:
-            _sum_splits(
-                (rows, triton.cdiv(outputs, SUMMED)),
-                partial,
-                y,
-                rows,
-                outputs,
-                y.stride(0),
-                splits,
-                width=SUMMED,
-            )
 
 
-def dequantise(format_name: str, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-    """blocks uint8 [rows, bytes per row], contiguous → their values [rows, columns], computed in
-    float32 and rounded to `dtype`."""
-    form, (rows, row_bytes) = FORMATS[format_name], blocks.shape
-    columns = row_bytes // form.size * form.values
-    output = torch.empty(rows, columns, dtype=dtype, device=blocks.device)
-    with torch.cuda.device_of(blocks):
+def dequantise(planes: Planes, first: int, last: int, dtype: torch.dtype) -> Tensor:
+    """Rows first to last [rows, columns], computed in float32 and rounded to `dtype`."""
+    form, rows = planes.format, last - first
+    output = torch.empty(rows, planes.columns, dtype=dtype, device=planes.low.device)
+    with torch.cuda.device_of(output):
         _dequantise(
-            (triton.cdiv(rows, TILE), triton.cdiv(columns, STEP)),
-            blocks,
-            blocks.view(torch.float16),
+            (triton.cdiv(rows, 16), planes.steps),
+            planes.low,
+            planes.high,
+            planes.scales,
+            planes.scales.view(torch.float16),
+            planes.supers,
             output,
+            first,
             rows,
-            columns,
-            **form.constants,
+            planes.rows,
+            planes.columns,
+            planes.steps,
+            bits=form.bits,
+            part=form.part,
+            offset=form.offset,
+            minima=form.minima,
+            supers_=form.supers,
+            tile=16,
         )
     return output
 
 
-@kernel
+@kernel_for_any("rows", "columns", "steps", "y_stride", "each")
 def _product(
     x,
-    blocks,
+    low,
+    high,
+    scales,
     halves,
+    supers,
+    partial,
     y,
+    arrived,
     rows,
     outputs,
     columns,
+    steps,
     x_stride,
     y_stride,
-    steps,
-    kind: tl.constexpr,
-    values: tl.constexpr,
-    size: tl.constexpr,
-    runs: tl.constexpr,
+    each,
+    magic: tl.constexpr,
+    bits: tl.constexpr,
+    part: tl.constexpr,
+    offset: tl.constexpr,
+    minima: tl.constexpr,
+    supers_: tl.constexpr,
+    even: tl.constexpr,
+    split: tl.constexpr,
     most_rows: tl.constexpr,
     tile: tl.constexpr,
-    step: tl.constexpr,
 ):
-    m = tl.arange(0, most_rows)[:, None]
+    dtype: tl.constexpr = x.dtype.element_ty
+    bias: tl.constexpr = 128 if dtype == tl.bfloat16 else 1024
     n = tl.program_id(0) * tile + tl.arange(0, tile)
-    first, second = _columns(kind, runs, step)
-    total = tl.zeros((most_rows, tile), tl.float32)
-    begin = tl.program_id(1) * steps
-    for number in range(begin, tl.minimum(begin + steps, tl.cdiv(columns, step))):
-        a, b = _halves(
-            blocks, halves, n, number, outputs, columns, kind, values, size, runs, tile, step
-        )
-        k = number * step + first[None, :]
-        inputs = tl.load(x + m * x_stride + k, mask=(m < rows) & (k < columns), other=0.0)
-        total += tl.dot(inputs, tl.trans(a.to(inputs.dtype)), input_precision="ieee")
-        k = number * step + second[None, :]
-        inputs = tl.load(x + m * x_stride + k, mask=(m < rows) & (k < columns), other=0.0)
-        total += tl.dot(inputs, tl.trans(b.to(inputs.dtype)), input_precision="ieee")
-    n = n[None, :]
-    to = y + (tl.program_id(1) * rows + m) * y_stride + n
-    tl.store(to, total.to(y.dtype.element_ty), mask=(m < rows) & (n < outputs))
+    m = tl.arange(0, most_rows)
+    i = tl.arange(0, part)
+    real = n < outputs
+    real_rows = (m < rows)[None, :]
+    inputs = x + m[None, :] * x_stride + i[:, None]
+    ones = tl.full((tile, part), 1.0, dtype)
+    total = tl.zeros((tile, most_rows), tl.float32)
+    begin = tl.program_id(1) * each
+    for step in range(begin, tl.minimum(begin + each, steps)):
+        scaled = tl.zeros((tile, most_rows), tl.float32)
+        least = tl.zeros((tile, most_rows), tl.float32)
+        at = step * outputs + n
+        for h in tl.static_range(32 // part):
+            if bits < 8:
+                words = (n[:, None].to(tl.int64) * steps + step) * 32 + h * part + i[None, :]
+                w = tl.load(low + words, mask=real[:, None], other=0)
+                g = w
+                if bits > 4:
+                    g = _spread(tl.load(high + words, mask=real[:, None], other=0), bits)
+            for j in tl.static_range(4):
+                if bits < 8:
+                    v = _pair(w, g, j, bits) | magic
+                for half in tl.static_range(2):
+                    p = 4 * half + j
+                    k = step * 256 + p * 32 + h * part
+                    if even:
+                        xs = tl.load(inputs + k, mask=real_rows, other=0.0)
+                    else:
+                        xs = tl.load(
+                            inputs + k, mask=real_rows & (i[:, None] < columns - k), other=0.0
+                        )
+                    if bits == 8:
+                        at_byte = n[:, None].to(tl.int64) * (steps * 256) + k + i[None, :]
+                        q = tl.load(low + at_byte, mask=real[:, None], other=0).to(dtype)
+                        found = tl.dot(q, xs)
+                    else:
+                        q = (v >> (16 * half)).to(tl.int16).to(dtype, bitcast=True)
+                        if minima:
+                            sums = tl.dot(ones, xs)
+                            found = tl.dot(q, xs) - sums * bias
+                        else:
+                            found = tl.dot((q - (bias + offset)).to(dtype), xs)
+                    if supers_:
+                        word = tl.load(scales + at * 4 + 2 * h + half, mask=real, other=0)
+                        scale = (word << (24 - 8 * j) >> 24).to(tl.float32)
+                        if minima:
+                            word = tl.load(scales + at * 4 + 2 + half, mask=real, other=0)
+                            minimum = (word << (24 - 8 * j) >> 24).to(tl.float32)
+                            least += sums * minimum[:, None]
+                    else:
+                        scale = tl.load(halves + at * 8 + p, mask=real, other=0.0).to(tl.float32)
+                    scaled += found * scale[:, None]
+        if minima:
+            d = tl.load(supers + at * 2, mask=real, other=0.0).to(tl.float32)
+            dmin = tl.load(supers + at * 2 + 1, mask=real, other=0.0).to(tl.float32)
+            total += scaled * d[:, None] - least * dmin[:, None]
+        elif supers_:
+            d = tl.load(supers + at, mask=real, other=0.0).to(tl.float32)
+            total += scaled * d[:, None]
+        else:
+            total += scaled
+    n = n[:, None]
+    m = m[None, :]
+    inside = (m < rows) & (n < outputs)
+    to = y + m * y_stride + n
+    if split:
+        own = partial + (tl.program_id(1) * rows + m) * outputs + n
+        tl.store(own, total, mask=inside)
+        tl.debug_barrier()
+        tile_number = tl.program_id(0)
+        before = tl.atomic_add(arrived + tile_number, 1, sem="acq_rel")
+        if before == tl.num_programs(1) - 1:
+            total = tl.zeros((tile, most_rows), tl.float32)
+            for number in range(tl.num_programs(1)):
+                others = partial + (number * rows + m) * outputs + n
+                total += tl.load(others, mask=inside, other=0.0, cache_modifier=".cg")
+            tl.store(to, total.to(y.dtype.element_ty), mask=inside)
+            tl.store(arrived + tile_number, 0)
+    else:
+        tl.store(to, total.to(y.dtype.element_ty), mask=inside)
 
 
-@kernel
-def _sum_splits(partial, y, rows, outputs, y_stride, splits, width: tl.constexpr):
-    row = tl.program_id(0)
-    n = tl.program_id(1) * width + tl.arange(0, width)
-    total = tl.zeros((width,), tl.float32)
-    for split in range(splits):
-        total += tl.load(partial + (split * rows + row) * outputs + n, mask=n < outputs, other=0.0)
-    tl.store(y + row * y_stride + n, total.to(y.dtype.element_ty), mask=n < outputs)
+@triton.jit
+def _spread(g, bits: tl.constexpr):
+    """The high bits of the parts 0 to 3 in the lower half of a word, the others in the upper."""
+    g = g.to(tl.int32)
+    if bits == 5:
+        return g & 0xF | (g & 0xF0) << 12
+    return g & 0xFF | (g & 0xFF00) << 8
+
+
+@triton.jit
+def _pair(w, g, j: tl.constexpr, bits: tl.constexpr):
+    """The values of the parts j and j + 4, each in a half of the word."""
+    v = w >> (4 * j) & 0x000F000F
+    if bits == 5:
+        v |= (g >> j & 0x00010001) << 4
+    if bits == 6:
+        v |= (g >> (2 * j) & 0x00030003) << 4
+    return v
 
 
 @kernel
 def _dequantise(
-    blocks,
+    low,
+    high,
+    scales,
     halves,
+    supers,
     output,
+    first,
     rows,
+    outputs,
     columns,
-    kind: tl.constexpr,
-    values: tl.constexpr,
-    size: tl.constexpr,
-    runs: tl.constexpr,
+    steps,
+    bits: tl.constexpr,
+    part: tl.constexpr,
+    offset: tl.constexpr,
+    minima: tl.constexpr,
+    supers_: tl.constexpr,
     tile: tl.constexpr,
-    step: tl.constexpr,
 ):
-    n, number = tl.program_id(0) * tile + tl.arange(0, tile), tl.program_id(1)
-    first, second = _columns(kind, runs, step)
-    a, b = _halves(blocks, halves, n, number, rows, columns, kind, values, size, runs, tile, step)
-    n = n[:, None]
-    to = output + n.to(tl.int64) * columns
-    k = number * step + first[None, :]
-    tl.store(to + k, a.to(output.dtype.element_ty), mask=(n < rows) & (k < columns))
-    k = number * step + second[None, :]
-    tl.store(to + k, b.to(output.dtype.element_ty), mask=(n < rows) & (k < columns))
-
-
-@triton.jit
-def _columns(kind: tl.constexpr, runs: tl.constexpr, step: tl.constexpr):
-    """The columns [step / 2] of both halves of a step."""
-    i = tl.arange(0, step // 2)
-    length: tl.constexpr = step // 2 // runs
-    g, r = i // length, i % length
-    if kind == Q8_0:
-        first = i
-        second = i + step // 2
-    elif kind == Q4_0:
-        first = g * 32 + r
-        second = first + 16
-    elif kind == Q6_K:
-        first = g // 2 * 128 + g % 2 * 32 + r
-        second = first + 64
-    else:
-        first = g * 64 + r
-        second = first + 32
-    return first, second
-
-
-@triton.jit
-def _halves(
-    blocks,
-    halves,
-    n,
-    number,
-    rows,
-    columns,
-    kind: tl.constexpr,
-    values: tl.constexpr,
-    size: tl.constexpr,
-    runs: tl.constexpr,
-    tile: tl.constexpr,
-    step: tl.constexpr,
-):
-    """The float32 values of both halves of a step [tile, step / 2], in the order of `_columns`, in
-    rows n [tile]; 0 outside the matrix. Neighbours in a run come from neighbouring bytes, which are
-    loaded together, and share their scale."""
-    length: tl.constexpr = step // 2 // runs
-    n = n[:, None, None]
-    g, r = tl.arange(0, runs)[None, :, None], tl.arange(0, length)[None, None, :]
-    real = n < rows
-    at = n.to(tl.int64) * (columns // values * size)  # a block's first byte
-    if kind == Q8_0:
-        block = number * (step // values) + g
-        at += block * size
-        inside = real & (block * values < columns)
-        a = _half(halves, at, inside) * _signed(blocks + at + 2 + r, inside)
-        at += runs * size
-        inside = real & ((block + runs) * values < columns)
-        b = _half(halves, at, inside) * _signed(blocks + at + 2 + r, inside)
-    elif kind == Q4_0:
-        block = number * (step // values) + g
-        at += block * size
-        inside = real & (block * values < columns)
-        q, scale = _byte(blocks + at + 2 + r, inside), _half(halves, at, inside)
-        a = scale * ((q & 15) - 8).to(tl.float32)
-        b = scale * ((q >> 4) - 8).to(tl.float32)
-    elif kind == Q6_K:
-        at += number * size
-        low = _byte(blocks + at + g * 32 + r, real)
-        high = _byte(blocks + at + 128 + g // 2 * 32 + r, real) >> (g % 2 * 2)
-        scales = blocks + at + 192 + g // 2 * 8 + g % 2 * 2 + r // 16
-        d = _half(halves, at + 208, real)
-        a = d * _signed(scales, real) * ((low & 15 | (high & 3) << 4) - 32).to(tl.float32)
-        b = d * _signed(scales + 4, real) * ((low >> 4 | (high >> 4 & 3) << 4) - 32).to(tl.float32)
-    else:
-        at += number * size
-        nibbles = 48 if kind == Q5_K else 16
-        q = _byte(blocks + at + nibbles + g * 32 + r, real)
-        low, high = q & 15, q >> 4
-        if kind == Q5_K:
-            bits = _byte(blocks + at + 16 + r, real) >> (2 * g)
-            low = low | (bits & 1) << 4
-            high = high | (bits >> 1 & 1) << 4
-        d, dmin = _half(halves, at, real), _half(halves, at + 2, real)
-        scale, minimum = _six_bits(blocks, at, 2 * g, real)
-        a = d * scale * low.to(tl.float32) - dmin * minimum
-        scale, minimum = _six_bits(blocks, at, 2 * g + 1, real)
-        b = d * scale * high.to(tl.float32) - dmin * minimum
-    return tl.reshape(a, (tile, step // 2)), tl.reshape(b, (tile, step // 2))
-
-
-@triton.jit
-def _six_bits(blocks, at, part, real):
-    """The scale and the minimum of a part of 32 values, 6 bits each, as float32."""
-    first = _byte(blocks + at + 4 + part % 4, real)
-    second = _byte(blocks + at + 8 + part % 4, real)
-    last = _byte(blocks + at + 12 + part % 4, real)
-    scale = tl.where(part < 4, first & 63, last & 15 | first >> 2 & 48)
-    minimum = tl.where(part < 4, second & 63, last >> 4 | second >> 2 & 48)
-    return scale.to(tl.float32), minimum.to(tl.float32)
-
-
-@triton.jit
-def _byte(pointer, real):
-    return tl.load(pointer, mask=real, other=0).to(tl.int32)
-
-
-@triton.jit
-def _signed(pointer, real):
-    return tl.load(pointer, mask=real, other=0).to(tl.int8, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _half(halves, at, real):
-    """The fp16 number at the even byte `at`."""
-    return tl.load(halves + at // 2, mask=real, other=0.0).to(tl.float32)
+    row = tl.program_id(0) * tile + tl.arange(0, tile)
+    step = tl.program_id(1)
+    i = tl.arange(0, 32)
+    real = row < rows
+    n = first + row
+    at = step * outputs + n
+    words = (n[:, None].to(tl.int64) * steps + step) * 32 + i[None, :]
+    to = output + row[:, None].to(tl.int64) * columns + step * 256 + i[None, :]
+    if bits < 8:
+        w = tl.load(low + words, mask=real[:, None], other=0)
+        g = w
+        if bits > 4:
+            g = _spread(tl.load(high + words, mask=real[:, None], other=0), bits)
+    for p in tl.static_range(8):
+        if bits == 8:
+            at_byte = (n[:, None].to(tl.int64) * steps + step) * 256 + p * 32 + i[None, :]
+            q = tl.load(low + at_byte, mask=real[:, None], other=0).to(tl.float32)
+        else:
+            q = (_pair(w, g, p % 4, bits) >> (16 * (p // 4)) & 255).to(tl.float32) - offset
+        if supers_:
+            word = tl.load(scales + at * 4 + p // 4, mask=real, other=0)
+            scale = (word << (24 - 8 * (p % 4)) >> 24).to(tl.float32)[:, None]
+            if part == 16:
+                word = tl.load(scales + at * 4 + 2 + p // 4, mask=real, other=0)
+                last = (word << (24 - 8 * (p % 4)) >> 24).to(tl.float32)[:, None]
+                scale = tl.where((i < 16)[None, :], scale, last)
+            if minima:
+                d = tl.load(supers + at * 2, mask=real, other=0.0).to(tl.float32)
+                dmin = tl.load(supers + at * 2 + 1, mask=real, other=0.0).to(tl.float32)
+                word = tl.load(scales + at * 4 + 2 + p // 4, mask=real, other=0)
+                minimum = (word << (24 - 8 * (p % 4)) >> 24).to(tl.float32)
+                value = d[:, None] * scale * q - (dmin * minimum)[:, None]
+            else:
+                d = tl.load(supers + at, mask=real, other=0.0).to(tl.float32)
+                value = d[:, None] * scale * q
+        else:
+            scale = tl.load(halves + at * 8 + p, mask=real, other=0.0).to(tl.float32)
+            value = scale[:, None] * q
+        inside = real[:, None] & (step * 256 + p * 32 + i < columns)[None, :]
+        tl.store(to + p * 32, value.to(output.dtype.element_ty), mask=inside)

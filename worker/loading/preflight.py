@@ -168,12 +168,13 @@ def _preflight(
         if products.get(name) is ProductKind.REENCODED:
             looked_up = forms[name] if name == weights.EMBEDDING else []
             forms[name] = [*looked_up, storage.TARGET]
-        elif name == weights.EMBEDDING and tied and compression is not None:
-            # The head's blocks are packed: those of files are views for the embedding, others not.
-            form, columns = forms[name][0], slot.shape[-1]
-            if form is compression.kind and not stored_as[name].blocks:
-                packed = storage.product_kind(form, columns, chosen, place, spec.keep_quantised)
-                forms[name] *= 2 if packed is ProductKind.INTEGERS else 1
+        elif name == weights.EMBEDDING and tied and (form := forms[name][0]) is not None:
+            # The head's blocks are packed. On a CPU those of files are views for the embedding.
+            columns = slot.shape[-1]
+            packed = storage.product_kind(form, columns, chosen, place, spec.keep_quantised)
+            viewed = packed is ProductKind.INTEGERS and stored_as[name].blocks
+            if packed in (ProductKind.INTEGERS, ProductKind.TRITON) and not viewed:
+                forms[name] *= 2
     weight_bytes = sum(
         _bytes(prod(slots[name].shape), form, chosen) for name in slots for form in forms[name]
     )

@@ -96,22 +96,40 @@ def test_a_tied_head_that_kernels_pack_counts_beside_the_embedding(
     assert with_kernels.weight_bytes - shared.weight_bytes == table // 32 * 34
 
 
-def test_a_tied_head_whose_table_a_gpu_dequantises_is_not_reencoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def check_tied_on_a_gpu(folder: Path, kind: GGMLQuantizationType) -> Preflight:
+    """Of a file whose matrices have this type, with a tied head."""
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
-    folder = make_checkpoint(tmp_path / "tied", "llama", tie_word_embeddings=True, **sizes)
-    file = make_type_file(folder, tmp_path / "it.gguf", GGMLQuantizationType.IQ3_S)
-    monkeypatch.setattr(triton, "multiplies", lambda kind: kind.name == "Q8_0")
-    monkeypatch.setattr(devices, "free_bytes", lambda device: 2**33)
+    made = make_checkpoint(folder / "tied", "llama", tie_word_embeddings=True, **sizes)
+    file = make_type_file(made, folder / "it.gguf", kind)
     source = find(str(file))
     with source.weights() as headers:
-        checked = preflight(
+        return preflight(
             describe(source),
             ModelSpec(reference=str(file), dtype="bf16"),
             Device(torch.device("cuda")),
             headers,
         )
+
+
+def test_a_tied_head_that_triton_multiplies_counts_beside_the_embedding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 2**33)
+    found = []
+    for served in (True, False):
+        monkeypatch.setattr(triton, "multiplies", lambda kind, served=served: served)
+        (tmp_path / str(served)).mkdir()
+        found.append(check_tied_on_a_gpu(tmp_path / str(served), GGMLQuantizationType.Q8_0))
+    packed, shared = found
+    assert packed.weight_bytes - shared.weight_bytes == packed.vocab_size * 256 // 32 * 34
+
+
+def test_a_tied_head_whose_table_a_gpu_dequantises_is_not_reencoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "multiplies", lambda kind: kind.name == "Q8_0")
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 2**33)
+    checked = check_tied_on_a_gpu(tmp_path, GGMLQuantizationType.IQ3_S)
     table, *others = sorted(checked.products, key=lambda one: one.matrices)
     assert table.product is ProductKind.PLAIN and table.matrices == 1
     assert [one.product for one in others] == [ProductKind.REENCODED]

@@ -1,4 +1,5 @@
-"""A linear's weight as one plain tensor, multiplied by torch; memory for weights."""
+"""A linear's weight as one plain tensor, multiplied by torch, or by a Triton kernel on GPUs; memory
+for weights."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.kernels import weight_memory
+from worker.kernels import gpu, weight_memory
 
 # On a CPU without bf16 instructions torch multiplies bf16 about ten times as slowly as float32.
 # From WIDENED_ROWS on it is faster to convert the weight, WIDENED_VALUES at a time, to float32.
@@ -17,12 +18,16 @@ WIDENED_ROWS, WIDENED_VALUES = 8, 1 << 22
 
 
 class DenseWeight:
-    """One contiguous tensor [out_features, in_features]."""
+    """One tensor [out_features, in_features]."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
+        self._rows_alone = weight.is_contiguous() and gpu.multiplies_one_row(weight)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if len(x) == 1 and self._rows_alone:
+            y: Tensor = gpu.dense().product(x, self._weight, bias)
+            return y
         return linear(x, self._weight, bias)
 
 

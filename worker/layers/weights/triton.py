@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
+import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
@@ -26,11 +28,14 @@ def multiplies(kind: GGMLQuantizationType) -> bool:
 
 
 class TritonWeight:
-    """[out_features, in_features] as the tensors that are merged along its rows, each in blocks of
-    its own type on the device."""
+    """[out_features, in_features] as the tensors that are merged along its rows. Neighbours of one
+    type are one product."""
 
     def __init__(self, parts: Sequence[QuantisedTensor]) -> None:
-        self._parts = [(part.type.name, part.blocks.contiguous()) for part in parts]
+        self._parts = [
+            kernels().pack(kind.name, torch.cat([part.blocks for part in run]))
+            for kind, run in groupby(parts, key=lambda part: part.type)
+        ]
         self._out_features = sum(part.shape[0] for part in parts)
         # Of the weight, dequantised at a time.
         self._rows = max(1, LARGE_PRODUCT_VALUES // parts[0].shape[1])
@@ -39,14 +44,14 @@ class TritonWeight:
         triton = kernels()
         y = x.new_empty(len(x), self._out_features)
         start = 0
-        for kind, blocks in self._parts:
-            end = start + len(blocks)
-            if len(x) <= triton.MAX_ROWS:
-                triton.product(x, kind, blocks, y[:, start:end])
+        for planes in self._parts:
+            end = start + planes.rows
+            if triton.multiplies(x):
+                triton.product(x, planes, y[:, start:end])
             else:
-                for first in range(0, len(blocks), self._rows):
-                    some = blocks[first : first + self._rows]
-                    here = slice(start + first, start + first + len(some))
-                    y[:, here] = x @ triton.dequantise(kind, some, x.dtype).T
+                for first in range(0, planes.rows, self._rows):
+                    last = min(first + self._rows, planes.rows)
+                    some = triton.dequantise(planes, first, last, x.dtype)
+                    y[:, start + first : start + last] = x @ some.T
             start = end
         return y if bias is None else y.add_(bias)
