@@ -48,6 +48,8 @@ def _commands_workers(command: Callable[[], None]) -> Callable[..., Any]:
     ) -> None:
         if bool(names) == every:
             raise click.UsageError("select the workers: give their names, or --all")
+        if "" in names:
+            raise click.UsageError("the name of a worker is empty: chatjobs status lists them")
         name = command.__name__
         with client(redis_url, quiet=quiet) as connected:
             calls = _called(connected.redis, names, name)
@@ -112,6 +114,8 @@ def _called(
             calls.append((given, JobError("not_found", error)))
             continue
         name = found[0] if found else given
+        if name in (called for called, _ in calls):
+            continue
         try:
             calls.append((name, send(redis, name, command, {})))
         except JobError as failed:

@@ -94,12 +94,12 @@ class Call:
     def __init__(self, client: redis.Redis, worker: str, command_id: str) -> None:
         self._redis: Any = client
         self.worker, self._id = worker, command_id
+        self._sent_at = time.monotonic()
 
     def answers(self, timeout: float | None = None) -> Iterator[Answer]:
         """The answers as they come, up to the last one. Raises its error, JobError if the worker is
-        gone, if it does not answer, or if the last answer has not come within `timeout` seconds,
-        and redis.RedisError."""
-        begin = time.monotonic()
+        gone, if it does not answer, or if the last answer has not come within `timeout` seconds
+        after the command, and redis.RedisError."""
         heard = False
         while True:
             found = self._redis.blpop([keys.answers(self._id)], timeout=POLL_SECONDS)
@@ -114,7 +114,7 @@ class Call:
                 if answer.final:
                     return
                 continue
-            waited = time.monotonic() - begin
+            waited = time.monotonic() - self._sent_at
             if not self._is_alive():
                 raise JobError(
                     "worker_lost",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from click.testing import Result
 
-from jobs import keys
+from jobs import JobError, keys
 from jobs.store import operator
 from tests.cli.conftest import Run
 from tests.worker.site import Site, wait_until
@@ -35,7 +36,11 @@ def test_a_paused_worker_claims_no_jobs_until_it_is_resumed(run: Run, site: Site
     late = run("workers", "drain", "--all", "--timeout", "0.1", *here)
     assert late.exit_code == 1
     assert answer(late)["error"]["message"] == f"worker {name} has not done it within 0.1 s"
-    assert answer(run("workers", "pause", name, *here))["state"] == "paused"
+    twice = (name, name[:-1])  # is commanded once
+    assert answer(run("workers", "pause", *twice, *here))["state"] == "paused"
+    for words in (("workers", "drain", ""), ("models", "load", "fake", "--worker", "")):
+        refused = run(*words, "--redis", site.url)
+        assert refused.exit_code == 2 and "worker is empty: chatjobs status" in refused.stderr
 
     running.cancel()
     drained = run("workers", "drain", name[:-1], "--redis", site.url)  # a name may be shortened
@@ -69,3 +74,33 @@ def test_a_worker_that_is_gone_is_one_sentence(
     unknown = run("workers", "drain", name, "--json", *here)
     assert unknown.exit_code == 1
     assert answer(unknown)["error"]["code"] in ("not_found", "worker_lost")
+
+
+def test_the_timeout_counts_from_the_command_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 1000, 4))
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    silent: Any = Silent()
+    calls = [operator.Call(silent, name, "c") for name in ("a", "b", "c")]  # at 0, 4 and 8
+    for call in calls:
+        with pytest.raises(JobError, match="has not done it within 9 s"):
+            call.result(timeout=9)
+    assert silent.looks == 3
+
+
+class Silent:
+    """A Redis in which workers live and do not answer."""
+
+    looks = 0
+
+    def blpop(self, names: Any, timeout: float) -> None:
+        self.looks += 1
+
+    def pipeline(self, transaction: bool) -> Silent:
+        return self
+
+    def zscore(self, *_: Any) -> None: ...
+
+    def time(self) -> None: ...
+
+    def execute(self) -> Any:
+        return 1e6, (1, 0)

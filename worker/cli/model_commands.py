@@ -16,7 +16,7 @@ import click
 from jobs.cli.options import Seconds, client, connection, json_option, quiet_option, redis_option
 from jobs.cli.output import echo, print_json
 from jobs.cli.table import number, print_table
-from jobs.errors import JobError
+from jobs.errors import JobError, invalid
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -165,6 +165,8 @@ def _worker_of(redis: Redis, model: str, given: str | None) -> str:
     from jobs.store.worker_status import read_statuses
 
     workers = read_statuses(redis)
+    if given == "":
+        raise invalid("the name of the worker is empty: chatjobs status lists them", "worker")
     if given is None:
         found = [one["name"] for one in workers.running if model in one["names"]]
     else:
