@@ -30,7 +30,7 @@ COPY pyproject.toml README.md ./
 COPY jobs jobs
 COPY worker worker
 COPY --from=kernels /app/worker/kernels/prebuilt worker/kernels/prebuilt
-RUN pip install --no-cache-dir -c constraints.txt '.[worker]'
+RUN pip install --no-cache-dir -c constraints.txt '.[worker,upstream]'
 
 USER chatjobs
 ENV CHATJOBS_REDIS_URL=redis://redis:6379/0 \

@@ -162,7 +162,7 @@ $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 
 .oracle/.ready: Makefile
 	$(PYTHON) -m venv .oracle
-	.oracle/bin/pip install --quiet llama-cpp-python==0.3.36 gguf==0.19.0
+	.oracle/bin/pip install --quiet 'llama-cpp-python[server]==0.3.36' gguf==0.19.0
 	@touch $@
 
 .real/.ready: tests/real/requirements.txt tests/real/files.py | $(BIN)/python

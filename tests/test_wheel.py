@@ -17,6 +17,7 @@ import time
 import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from jobs import Client
 from jobs.store.worker_status import read_workers
 from tests.test_readme import README, blocks
 from tests.waiting import PATIENCE
+from tests.worker.upstream.fake_server import serving
 from worker.kernels import build
 from worker.kernels.formats import FORMATS
 
@@ -213,6 +215,22 @@ def test_the_wheel_alone_holds_no_repository(installed: Environment, tmp_path: P
     code = "import jobs, worker; print(jobs.__file__, worker.__file__)"
     for path in installed.run([installed.python, "-c", code], tmp_path).split():
         assert Path(path).is_relative_to(installed.bin.parent)
+
+
+def test_a_worker_of_an_upstream_needs_one_extra_without_torch(
+    wheel: Path, redis_url: str, tmp_path: Path
+) -> None:
+    environment = Environment(tmp_path / "env", requirements("upstream"))
+    environment.install(wheel)
+    with contextmanager(serving)() as server, Client(redis_url) as client:
+        job = client.submit({"model": "there", "messages": [{"role": "user", "content": "hi"}]})
+        words = ["--upstream", server.url, "--model", "there", "--burst", "--results", "rows"]
+        environment.run(
+            [environment.bin / "chatjobs", "work", *words], tmp_path, CHATJOBS_REDIS_URL=redis_url
+        )
+        assert job.result(timeout=1).text == "You said: hi "
+    code = "import importlib.util as util; assert util.find_spec('torch') is None"
+    environment.run([environment.python, "-c", code], tmp_path)
 
 
 # Each is one mistake, in the last line of a function that has `client` or `aclient`.

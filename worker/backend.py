@@ -1,7 +1,7 @@
-"""The interface between the queue side of a worker and the engine that generates.
+"""The interface between the queue side of a worker and what generates.
 
-`worker.host.engine_host` implements it. The service, queue and recorder import these types and no
-torch.
+`worker.host.engine_host` implements it with engines of this process, `worker.upstream.host` with a
+server behind HTTP. The service, queue and recorder import these types and no torch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from jobs.operations import Operation, Request, Result
 from jobs.stream.delta import Delta
 from worker.model_spec import ModelSpec
 
+UNKNOWN_CONTEXT = 2**31 - 1  # tokens of a model whose server does not say it
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -28,17 +30,29 @@ class ModelInfo:
     family: str
     parameters: int
     weight_bytes: int
-    dtype: str  # of the computation, then the quantised types of the weights: "bfloat16, Q8_0"
+    dtype: str  # of the computation, then the quantised types: "bfloat16, Q8_0"; "" if unknown
     device: str
     device_name: str
     context_length: int
     fingerprint: str  # of the weight files
-    tokenizer_hash: str
+    tokenizer_hash: str | None
     template_hash: str | None
     engine: str
-    engine_version: str
-    torch_version: str
+    engine_version: str | None
+    torch_version: str | None
     cuda_version: str | None
+
+    @property
+    def described(self) -> str:
+        """For people who start a worker."""
+        if not self.parameters:
+            known = self.context_length < UNKNOWN_CONTEXT
+            context = f"context {self.context_length}" if known else "context unknown"
+            return f"{self.name}: {self.reference} of {self.device_name}, {context}"
+        return (
+            f"{self.name}: {self.family}, {self.parameters / 1e6:.1f} M parameters, {self.dtype} "
+            f"on {self.device} ({self.device_name}), context {self.context_length}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +97,7 @@ class Health:
     drafted_tokens: int = 0  # proposed by drafts
     accepted_tokens: int = 0  # of these, how many were right
     draft_steps: int = 0  # in which drafts were verified, counted for each sequence
+    obstacle: str = ""  # why no request can be started for now; jobs are claimed again after it
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,9 @@ def serve(
         residency: Residency | None = None
         spans = None if tracing is None else JobSpans(tracing, name)
         attempts = Attempts(backend, served, store, publisher, settlements, breaker, figures, spans)
-        admission = Admission(presence, store, lease_seconds)
+        admission = Admission(
+            presence, store, lease_seconds, obstacle=lambda: backend.health().obstacle
+        )
         claimer = Claimer(
             backend,
             served,
@@ -249,16 +251,7 @@ def _load(backend: Backend, specs: Sequence[ModelSpec]) -> list[tuple[ModelInfo,
         info = backend.load(spec)
         named.append((info.name, spec))
         _check_names(named)
-        logger.info(
-            "loaded %s: %s, %.1f M parameters, %s on %s (%s), context %d",
-            info.name,
-            info.family,
-            info.parameters / 1e6,
-            info.dtype,
-            info.device,
-            info.device_name,
-            info.context_length,
-        )
+        logger.info("loaded %s", info.described)
         loaded.append((info, time.monotonic() - begin))
     return loaded
 

@@ -160,8 +160,9 @@ def _sampling(entry: OutboxEntry, request: dict[str, Any]) -> Row:
 
 
 def provenance_columns(model: Mapping[str, Any]) -> Row:
-    """The columns about a model. `model`: the fields of its worker.backend.ModelInfo."""
-    return {column: as_text(model.get(name)) for column, name in _PROVENANCE.items()}
+    """The columns about a model, null if they are empty. `model`: the fields of its
+    worker.backend.ModelInfo."""
+    return {column: as_text(model.get(name)) or None for column, name in _PROVENANCE.items()}
 
 
 def messages_of(value: Any) -> list[Row] | None:

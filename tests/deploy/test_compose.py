@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 from tests.deploy.command_line import DEPLOY, ROOT, options_of
-from tests.test_containers import BASE, readers
+from tests.test_containers import BASE, PINNED, readers
 
 HOST = DEPLOY / "compose/host.yml"
+UPSTREAM = DEPLOY / "compose/vllm.yml"
 
 
 def mounts(volumes: list[Any]) -> dict[str, str]:
@@ -66,3 +67,17 @@ def test_redis_keeps_its_data_and_reads_the_shipped_settings(read: Any) -> None:
     program, path = service["command"]
     assert program == "redis-server"
     assert (ROOT / found[path]).resolve() == DEPLOY / "redis/chatjobs.conf"
+
+
+@readers
+def test_the_worker_sends_its_jobs_to_the_engine_beside_it(read: Any) -> None:
+    services = read(BASE, UPSTREAM)["services"]
+    options = options_of(
+        [re.sub(r"\$\{\w+:-([^}]+)\}", r"\1", word) for word in services["worker"]["command"]]
+    )
+    served = services["vllm"]["command"]
+    model = re.sub(r"\$\{\w+:-([^}]+)\}", r"\1", served[served.index("--model") + 1])
+    assert options["command"] == "work"
+    assert options["upstream"] == "http://vllm:8000/v1"
+    assert options["models"] == (model,)
+    assert PINNED.fullmatch(services["vllm"]["image"])

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 import click
 
@@ -44,6 +45,9 @@ from worker.model_spec import NGRAM, ModelSpec
 from worker.option_values import GRACE_SECONDS, MOST_DRAFT_TOKENS, STATE_BYTES, TOOL_PARSERS
 from worker.residency.policy import ResidencyPolicy
 
+if TYPE_CHECKING:
+    from worker.backend import Backend
+
 
 def _check_memory(
     ctx: click.Context, param: click.Parameter, value: str | None
@@ -71,7 +75,14 @@ def _check_devices(
     multiple=True,
     metavar="M",
     help="Model to load and serve: 'demo', a folder, a GGUF file or a repository id; repeatable. "
-    "Required without --config.",
+    "Required without --config. With --upstream: its name there, or QUEUE=NAME.",
+)
+@click.option(
+    "--upstream",
+    metavar="URL",
+    help="Send the jobs to the OpenAI-compatible server at this base URL, such as "
+    "http://localhost:8000/v1, instead of loading models; its key is in "
+    "CHATJOBS_UPSTREAM_API_KEY.",
 )
 @click.option(
     "--config",
@@ -129,7 +140,8 @@ def _check_devices(
     "--max-batch",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Maximum number of sequences in the batch. [default: depends on the device]",
+    help="Maximum number of sequences in the batch. [default: depends on the device; 64 with "
+    "--upstream]",
 )
 @click.option(
     "--prefix-cache",
@@ -219,6 +231,7 @@ def _check_devices(
 @quiet_option
 def work(
     models: tuple[str, ...],
+    upstream: str | None,
     config: Path | None,
     redis_url: str,
     results: str,
@@ -261,6 +274,11 @@ def work(
     percentage of --memory is for all workers on the CPU together, a size for each worker; the first
     worker takes the port of --http, each further one the next.
     """
+    upstream_models: list[ModelSpec] | None = None
+    if upstream is not None:
+        from worker.cli.upstream import open_upstream, upstream_specs
+
+        upstream_models = upstream_specs(models, max_batch)
     if not models and config is None:
         raise click.MissingParameter(param_hint="'-m' / '--model'", param_type="option")
     for option, given in (
@@ -326,7 +344,7 @@ def work(
     except JobError as error:
         raise refusal(error) from None
     keep_writing()
-    if not commands:
+    if not commands and upstream is None:
         need_torch()
     from jobs.store.connection.connect import URL_VARIABLE
 
@@ -344,28 +362,33 @@ def work(
 
             supervise(commands, redis_url=url, grace=grace, as_json=form == "json")
             return
-        from worker.host.engine_host import EngineHost
         from worker.service import serve
 
-        if quiet:
-            from huggingface_hub.utils.tqdm import disable_progress_bars
-
-            disable_progress_bars()
         try:
-            backend = EngineHost(
-                device=device,
-                memory=memory,
-                interactive_slots=interactive_slots,
-                preempt=preempt,
-                state_dir=state_dir,
-                state_bytes=state_bytes,
-            )
-            if not quiet:
-                echo(f"device: {backend.device.torch}", err=True)
+            backend: Backend
+            if upstream is not None:
+                backend = open_upstream(upstream, interactive_slots)
+            else:
+                from worker.host.engine_host import EngineHost
+
+                if quiet:
+                    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+                    disable_progress_bars()
+                backend = EngineHost(
+                    device=device,
+                    memory=memory,
+                    interactive_slots=interactive_slots,
+                    preempt=preempt,
+                    state_dir=state_dir,
+                    state_bytes=state_bytes,
+                )
+                if not quiet:
+                    echo(f"device: {backend.device.torch}", err=True)
             folder = None if no_record else Path(results)
             serve(
                 backend,
-                specs,
+                specs if upstream_models is None else upstream_models,
                 redis_url=url,
                 results=folder,
                 grace=grace,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from jobs.sizes import size_text
 from jobs.store.job_store import JobStore
@@ -16,10 +17,17 @@ BACKLOG_ROWS = 20_000  # rows waiting for Parquet above which no jobs are claime
 
 class Admission:
     """`pause`: why no jobs are claimed; "" if they are. `held`: the same, if an operator has
-    stopped the claims. `look_seconds`: between two looks at the settings of Redis."""
+    stopped the claims. `look_seconds`: between two looks at the settings of Redis. `obstacle`: why
+    the backend can't start a request, or ""."""
 
-    def __init__(self, presence: Presence, store: JobStore, look_seconds: float) -> None:
-        self._presence, self._store = presence, store
+    def __init__(
+        self,
+        presence: Presence,
+        store: JobStore,
+        look_seconds: float,
+        obstacle: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._presence, self._store, self._obstacle = presence, store, obstacle
         self.held = self._found = ""
         self._look_seconds = look_seconds
         self._eviction, self._next_look = "", 0.0  # monotonic
@@ -44,7 +52,7 @@ class Admission:
         if (now := time.monotonic()) >= self._next_look:
             self._next_look = now + self._look_seconds
             self._eviction = self._store.eviction()
-        pause = self._eviction
+        pause = self._eviction or self._obstacle()
         if pause or not self._presence.may_pause():  # one command, which is all of an idle worker
             pass
         elif self._presence.suspended():
