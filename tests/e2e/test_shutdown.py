@@ -149,18 +149,27 @@ def test_a_worker_that_stops_leaves_the_rows_of_the_others_to_them(
 
             def go_on() -> None:
                 while not stopped.is_set():  # there are always jobs to end
-                    jobs = busy.submit_many(["more"] * 100, model="other")
+                    jobs = busy.submit_many(["more"] * 300, model="other")
                     jobs[50].result(timeout=PATIENCE)
+
+            def stops() -> bool:
+                """True if the other worker ended jobs after the last look for rows."""
+                nonlocal worker
+                assert worker.stop() == 0
+                assert "ERROR" not in worker.output and "WARNING" not in worker.output
+                if "which the other recorders write" in worker.output:
+                    return True
+                worker = busy.worker(**long)
+                wait_until(lambda: "serves fake" in worker.output)
+                return False
 
             producer = threading.Thread(target=go_on)
             producer.start()
             try:
-                assert worker.stop() == 0
+                wait_until(stops, "a worker never leaves rows")
             finally:
                 stopped.set()
                 producer.join()
-            assert "which the other recorders write" in worker.output
-            assert "ERROR" not in worker.output and "WARNING" not in worker.output
             wait_until(lambda: not busy.redis.exists(keys.OUTBOXES))
             assert other.stop() == 0
         finally:
