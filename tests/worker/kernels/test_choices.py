@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ times = st.lists(st.floats(1e-6, 1.0), min_size=4, max_size=4)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The choices in a cache that has the compiled kernels and no choices yet."""
     compiled = build.cache_folder()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -38,7 +38,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path in compiled.iterdir():
         if path.name != "choices":
             (cache / path.name).symlink_to(path)
-    return cache / "choices"
+    choices.of.cache_clear()  # what tests before this one have measured in this process
+    yield cache / "choices"
+    choices.of.cache_clear()
 
 
 def number(found: int) -> int:
