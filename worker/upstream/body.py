@@ -15,6 +15,7 @@ OWN = frozenset(
 # Fields that an upstream can't do over HTTP as they are meant, with what to do instead.
 REFUSED = {
     "prompt_logprobs": "servers don't stream them: use a worker with the model's files",
+    "prompt_token_ids": "it is sent messages: use a worker with the model's files",
     "truncate": "it needs the model's tokenizer: shorten the messages, or use a worker with the "
     "model's files",
 }

@@ -252,6 +252,7 @@ def test_turns_of_a_session_send_all_messages(site: Site, server: FakeServer, bu
     [
         ({"prompt_logprobs": 1, "stream": False}, "prompt_logprobs"),
         ({"truncate": "oldest"}, "truncate"),
+        ({"prompt_token_ids": [1, 2]}, "prompt_token_ids"),
         ({"apply_chat_template": False}, "apply_chat_template"),
         ({"separate_reasoning": False}, "separate_reasoning"),
     ],
