@@ -73,7 +73,9 @@ def test_only_chunks_with_output_count_and_a_restart_discards_those_before() -> 
 
 
 def test_a_request_that_begins_when_another_one_ends_does_not_run_beside_it() -> None:
-    times = [(0.0, 1.0), (1.0, 3.0), (2.0, 4.0)]
+    times = [(0.0, 1.0), (1.0, 3.0), (3.0, 4.0)]
+    assert peak_concurrency(timeline(sent, [], end, 1) for sent, end in times) == 1
+    times.append((2.0, 4.0))
     assert peak_concurrency(timeline(sent, [], end, 1) for sent, end in times) == 2
 
 

@@ -229,7 +229,7 @@ class Supervisor:
             for place in self._places:
                 if place.running is not None and place.running.pid == event.pid:
                     place.running.served_from = time.monotonic()
-                    place.has_served, place.failures = True, 0
+                    place.has_served = True
         elif event.number != signal.SIGCHLD:
             self._hand_down(event.number)
 
