@@ -32,7 +32,7 @@ class Model:
     def evict(self, nbytes: int) -> int:
         evicted = min(nbytes, self.unused)
         self.unused -= evicted
-        self._memory.active -= evicted
+        self._memory.free += evicted  # the allocator keeps it
         return evicted
 
 
