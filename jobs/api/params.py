@@ -69,6 +69,7 @@ class _OpenAIOptions(TypedDict, total=False):
     max_tokens: int | None
     metadata: Mapping[str, str] | None
     n: int | None
+    parallel_tool_calls: bool | None
     presence_penalty: float | None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
     response_format: Mapping[str, object] | BaseModel | None
@@ -95,6 +96,10 @@ class SessionFields(_OpenAIOptions, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     continue_final_message: bool | None
     enable_thinking: bool | None
+    guided_choice: Sequence[str] | None
+    guided_grammar: str | None
+    guided_json: Mapping[str, Any] | str | None
+    guided_regex: str | None
     ignore_eos: bool | None
     include_stop_str_in_output: bool | None
     min_p: float | None
@@ -105,6 +110,7 @@ class SessionFields(_OpenAIOptions, total=False):
     skip_special_tokens: bool | None
     stop_token_ids: Sequence[int] | None
     stream: bool | None
+    structured_outputs: Mapping[str, Any] | BaseModel | None
     top_k: int | None
     truncate: Literal["oldest"] | None
     truncate_prompt_tokens: int | None
@@ -163,7 +169,6 @@ class CompletionFields(_Conversation, _OpenAIOptions, total=False):
     functions: object
     modalities: object
     moderation: object
-    parallel_tool_calls: object
     prediction: object
     prompt_cache_key: object
     prompt_cache_options: object

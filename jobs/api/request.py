@@ -15,11 +15,14 @@ from pydantic import (
 )
 
 from jobs.api.caller import warn_caller
+from jobs.api.grammar import Grammar, check
 from jobs.api.history import plain_messages
 from jobs.api.job_options import JobOptions
 from jobs.api.json_values import as_list, check_json
 from jobs.api.message import Message
 from jobs.api.sampling import Sampling
+from jobs.api.structured import ResponseFormat, StructuredOutputs, merge_structured
+from jobs.api.tool_choice import Forced, check_tool_choice, forced_tools
 from jobs.api.unsupported_fields import (
     IGNORED_IN_TOOL,
     drop_ignored,
@@ -70,13 +73,6 @@ def _tool_name(name: str) -> str:
 
 class StreamOptions(Wire):
     include_usage: StrictBool = False
-
-
-class ResponseFormat(Wire):
-    """OpenAI's response_format. The worker refuses all types but `text`."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
 
 
 class FunctionDefinition(Wire):
@@ -133,7 +129,8 @@ class ChatRequest(Sampling):
         n                         number of answers
         logprobs, top_logprobs    log-probabilities of the tokens
         prompt_logprobs           log-probabilities of the prompt's tokens, without stream
-        skip_special_tokens, response_format
+        skip_special_tokens
+        response_format, structured_outputs  the form of the answer: JSON, a regular expression, …
         separate_reasoning        False: the reasoning stays in the content, with its tags
         stream                    publish the tokens as they are generated
         stream_options            {"include_usage": True}: end the stream with the token counts
@@ -158,8 +155,10 @@ class ChatRequest(Sampling):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     tools: Annotated[list[Tool], AfterValidator(_distinct)] | None = None
     tool_choice: Text | dict[str, Any] | None = None
+    parallel_tool_calls: StrictBool | None = None  # false: a required call is the only one
     stream: StrictBool | None = None  # None: interactive jobs stream, bulk jobs don't
     stream_options: StreamOptions | None = None
     user: Text | None = None
@@ -196,7 +195,7 @@ class ChatRequest(Sampling):
         for name, value in data.items():
             check_json(value, str(name))
         ignored: list[str] = []
-        data = drop_unsupported(data, ignored)
+        data = merge_structured(drop_unsupported(data, ignored))
         if "messages" in data:
             data["messages"] = plain_messages(data["messages"], ignored)
         if isinstance(data.get("tools"), list | tuple):
@@ -240,6 +239,24 @@ class ChatRequest(Sampling):
         return self
 
     @model_validator(mode="after")
+    def _check_form(self) -> Self:
+        check_tool_choice(self.tool_choice, self.tools or ())
+        form, forced = self.form, self.forced_tools
+        if form is None and forced is None:
+            return self
+        if form is not None and forced is not None:
+            raise invalid(
+                f"{form.field} and tool_choice exclude each other: an answer has one form: set "
+                "only one",
+                form.field,
+            )
+        if self.ignore_eos:
+            raise invalid("ignore_eos: an answer in a form ends with it: remove one", "ignore_eos")
+        for one in (form,) if form is not None else (forced or ()):
+            check(one if isinstance(one, Grammar) else one.arguments)
+        return self
+
+    @model_validator(mode="after")
     def _check_template_inputs(self) -> Self:
         if self.prompt_token_ids is not None:
             if self.apply_chat_template:
@@ -275,6 +292,19 @@ class ChatRequest(Sampling):
     def publishes(self) -> bool:
         """True if the job's tokens are published to Redis as they are generated."""
         return self.job.priority == "interactive" if self.stream is None else self.stream
+
+    @property
+    def form(self) -> Grammar | None:
+        """What the answer must be; None: any text."""
+        found = None if self.response_format is None else self.response_format.grammar
+        if found is None and self.structured_outputs is not None:
+            return self.structured_outputs.as_grammar
+        return found
+
+    @property
+    def forced_tools(self) -> tuple[Forced, ...] | None:
+        """The functions of which the answer must call one; None: it need not."""
+        return forced_tools(self.tool_choice, self.tools or ())
 
     def sampling(self) -> Sampling:
         """The sampling fields alone."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.api.request import ChatRequest
+from jobs.api.structured import FORMER_NAMES
 from jobs.api.unsupported_fields import IGNORED_FIELDS, REFUSED_FIELDS
 from jobs.api.wire import near_field
 from jobs.errors import invalid
@@ -48,5 +49,8 @@ def _near(name: str) -> str | None:
 
 
 def _is_unknown(name: str) -> bool:
-    known = (ChatRequest.model_fields, IGNORED_FIELDS, REFUSED_FIELDS, TURN_FIELDS)
+    known = (
+        *(ChatRequest.model_fields, IGNORED_FIELDS, REFUSED_FIELDS, TURN_FIELDS),
+        FORMER_NAMES,
+    )
     return not any(name in names for names in known)

@@ -19,7 +19,6 @@ IGNORED_FIELDS: dict[str, Any] = {
     "media_io_kwargs": None,
     "mm_processor_kwargs": None,
     "moderation": None,
-    "parallel_tool_calls": True,
     "prediction": None,
     "prompt_cache_key": None,
     "prompt_cache_options": None,
@@ -54,7 +53,6 @@ class Refused(NamedTuple):
     hint: str  # what to do instead
 
 
-_STRUCTURED = "structured output is not supported: describe the format in the messages"
 _FUNCTIONS = "it is OpenAI's former name of tools and tool_choice: use these"
 _FORM = "remove it"
 REFUSED_FIELDS: dict[str, Refused] = {
@@ -64,12 +62,10 @@ REFUSED_FIELDS: dict[str, Refused] = {
     "echo": Refused(False, "the prompt is in the result row"),
     "function_call": Refused("none", _FUNCTIONS),
     "functions": Refused(None, _FUNCTIONS),
-    "guided_choice": Refused(None, _STRUCTURED),
-    "guided_decoding_backend": Refused(None, _STRUCTURED),
-    "guided_grammar": Refused(None, _STRUCTURED),
-    "guided_json": Refused(None, _STRUCTURED),
-    "guided_regex": Refused(None, _STRUCTURED),
-    "guided_whitespace_pattern": Refused(None, _STRUCTURED),
+    "guided_decoding_backend": Refused(None, "llguidance is the only one"),
+    "guided_whitespace_pattern": Refused(
+        None, "JSON has up to 8 characters of white space between its tokens"
+    ),
     "include_reasoning": Refused(True, "read content alone"),
     "kv_transfer_params": Refused(None, _FORM),
     "logits_processors": Refused(None, "use logit_bias, bad_words or allowed_token_ids"),
@@ -77,8 +73,7 @@ REFUSED_FIELDS: dict[str, Refused] = {
     "priority": Refused(0, 'use job.priority: "interactive" or "bulk"'),
     "return_token_ids": Refused(False, "token ids are in the result row"),
     "return_tokens_as_token_ids": Refused(False, "token ids are in the result row"),
-    "structural_tag": Refused(None, _STRUCTURED),
-    "structured_outputs": Refused(None, _STRUCTURED),
+    "structural_tag": Refused(None, "use tools, or structured_outputs with a grammar"),
     "thinking_token_budget": Refused(None, "use max_tokens, or enable_thinking: false"),
     "use_beam_search": Refused(False, "use n, and choose among the answers"),
     "vllm_xargs": Refused(None, _FORM),

@@ -113,8 +113,7 @@ def _top_logprobs(tokens: list[dict[str, Any]]) -> list[list[Row]] | None:
 
 
 def _parsed(response_format: Any, text: str | None) -> str | None:
-    """The answer, if JSON was asked for and it is JSON. Null in rows of chatjobs workers, which
-    refuse such requests; FakeWorker answers them."""
+    """The answer, if JSON was asked for and it is JSON: not if max_tokens has cut it."""
     kind = as_object(response_format).get("type")
     if kind not in ("json_object", "json_schema") or text is None:
         return None

@@ -106,7 +106,8 @@ def start_chat(engine: EngineCore, request: ChatRequest, sink: Sink) -> ChatGene
     prompt = engine.prompts.build(request)  # may take seconds
     engine.prefix.fetch(prompt.token_ids, request.cache_salt)
     engine.require_open()
-    params = engine.sampling_params(request, prompt.token_ids)
+    grammar = engine.loaded.grammar(request, prompt)  # may take seconds, for the first one
+    params = engine.sampling_params(request, prompt.token_ids, grammar)
     make_reader = engine.loaded.reader_maker(request, prompt)
     readers = [make_reader() for _ in range(params.n)]
     events: ChatEvents = deque()

@@ -20,6 +20,7 @@ from worker.cache.pool import CachePool
 from worker.cache.prefix_cache import PrefixCache
 from worker.cache.sizes import CacheSizes
 from worker.checkpoint.tokenizer import Tokenizer
+from worker.constraints.grammars import CompiledGrammar
 from worker.device import Device, Held, computing, threads_of
 from worker.engine.activations import measure_once
 from worker.engine.memory_meter import memory_meter
@@ -212,7 +213,12 @@ class EngineCore:
         """The token before a text without a prompt."""
         return self.loaded.prefix_token_id
 
-    def sampling_params(self, sampling: Sampling, prompt: SequenceOf[int]) -> SamplingParams:
+    def sampling_params(
+        self,
+        sampling: Sampling,
+        prompt: SequenceOf[int],
+        grammar: CompiledGrammar | None = None,
+    ) -> SamplingParams:
         """Fill in the defaults of a prompt's sampling options. Raises JobError."""
         return resolve_params(
             sampling,
@@ -222,6 +228,7 @@ class EngineCore:
             vocab_size=self.vocab_size,
             bad_word_ids=bad_word_ids(self.tokenizer, sampling.bad_words or ()),
             special_stops=self._special_stops(sampling),
+            grammar=grammar,
         )
 
     def _special_stops(self, sampling: Sampling) -> set[int]:

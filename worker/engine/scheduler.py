@@ -203,7 +203,7 @@ class Scheduler:
             if sequence.sampling is None and sequence.pending == 0:
                 sequence.complete()
         if not finite and not sequence.ended:
-            sequence.fail(self.not_finite(sequence.length))
+            sequence.fail(sequence.no_token_left or self.not_finite(sequence.length))
             self.remove(sequence, poisoned=True)
         elif sequence.ended:
             self.finish_rate.count()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from jobs.api.answer import FinishReason
 from jobs.errors import JobError, failure_of
 from worker.cache.state_saver import StateSaver
+from worker.sampling.form_errors import form_error, no_token_left
 from worker.sampling.inputs import SamplingInput
 from worker.sampling.params import SamplingParams
 from worker.sampling.prompt_logits import CHUNK_TOKENS, PromptReader
@@ -120,6 +121,15 @@ class Sequence:
             return self.output_ids[start - split : end - split]
         return [*self.prompt_ids[start:end], *self.output_ids[: max(0, end - split)]]
 
+    @property
+    def no_token_left(self) -> JobError | None:
+        """The error if the form of the answer and other options leave no token to draw; None if
+        they do, or if the answer has no form."""
+        if self.sampling is None or self.sampling.matcher is None:
+            return None
+        params, matcher = self.sampling.params, self.sampling.matcher
+        return no_token_left(params, matcher, len(self.output_ids))
+
     def cancel(self) -> None:
         """Request cancellation; the next step fails the sequence. Thread-safe."""
         self.cancelled = True
@@ -153,6 +163,10 @@ class Sequence:
         params = sampling.params
         output_ids.append(token_id)
         sampling.advance((token_id,))
+        matcher = sampling.matcher
+        if matcher is not None and matcher.error is not None:
+            self.fail(form_error(params, matcher.error, len(output_ids)))
+            return
         at_stop_token = token_id in params.stop_ids
         if at_stop_token and not params.include_stop:
             self._finish(sampled, "", "stop")
@@ -164,7 +178,7 @@ class Sequence:
             text, stopped = self._stops.push(text)
         if stopped:
             self._end(TokenEvent(sampled, text, "stop"))
-        elif at_stop_token:
+        elif at_stop_token or (matcher is not None and matcher.whole):
             self._finish(sampled, text, "stop")
         elif len(output_ids) >= params.max_tokens:
             self._finish(sampled, text, "length")

@@ -9,6 +9,7 @@ makes the drafts and measures whether they are worth it; it knows no step.
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 from worker.cache.book import CacheBook
 from worker.cache.changes import Protect, Rewind
@@ -18,7 +19,7 @@ from worker.speculative.acceptance import WORTH, updated
 from worker.speculative.draft_costs import DraftCosts
 from worker.speculative.drafting import Drafting
 from worker.speculative.model_proposer import Run
-from worker.speculative.proposer import NO_DRAFT, Proposer
+from worker.speculative.proposer import NO_DRAFT, Draft, Proposer
 
 START_WEIGHT = 0.01  # of one token in the rate that new sequences begin with
 LEAST_START = WORTH + 0.1  # each sequence tries
@@ -64,7 +65,7 @@ class Speculation:
                 wanted.append((sequence, number))
                 left -= number
         proposed = self._proposer.propose(wanted) if wanted else []
-        drafts = {one: draft for (one, _), draft in zip(wanted, proposed, strict=True)}
+        drafts = {one: _legal(one, draft) for (one, _), draft in zip(wanted, proposed, strict=True)}
         scheduled = []
         for sequence, count in selected:
             draft = drafts.get(sequence, NO_DRAFT)
@@ -146,6 +147,15 @@ class Speculation:
     def _fits(self, sequence: Sequence, count: int) -> bool:
         assert sequence.slot is not None
         return self._book.reserve(sequence.slot, sequence.computed + count)
+
+
+def _legal(sequence: Sequence, draft: Draft) -> Draft:
+    """A draft up to the first token that the sequence's grammar refuses. One of a draft model,
+    which draws by the grammar itself, has no such token."""
+    matcher = sequence.sampling.matcher if sequence.sampling is not None else None
+    if matcher is None or not draft.token_ids:
+        return draft
+    return replace(draft, token_ids=draft.token_ids[: matcher.legal(draft.token_ids)])
 
 
 def make_speculation(

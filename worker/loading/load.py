@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -20,6 +20,9 @@ from worker.checkpoint import weights
 from worker.checkpoint.config import GenerationDefaults
 from worker.checkpoint.source import ModelSource
 from worker.checkpoint.tokenizer import Tokenizer
+from worker.constraints.grammars import CompiledGrammar, Grammars, of_request
+from worker.constraints.reasoning import Thinking, by_harmony, by_tags, literal
+from worker.constraints.vocabulary import grammar_vocabulary
 from worker.device import Device, device_name, is_out_of_memory
 from worker.layers.weights.compression import compression_of
 from worker.layers.weights.storage import ProductKind
@@ -94,8 +97,33 @@ class LoadedModel:
             return lambda: AnswerReader(HarmonySplitter(prompt.text), make_parser())
         if tags is None:
             return lambda: AnswerReader(parser=make_parser())
-        inside = prompt.text.rstrip().endswith(tags.opening) or tags.left_open(prompt.continued)
+        inside = _inside(tags, prompt)
         return lambda: AnswerReader(ReasoningSplitter(tags, inside=inside), make_parser())
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        ends, size = self.defaults.eos_token_ids, self.model.vocab_size
+        make_vocabulary = partial(grammar_vocabulary, self.tokenizer, size, ends)
+        return Grammars(make_vocabulary, ends, self.info.reference)
+
+    def grammar(self, request: ChatRequest, prompt: Prompt) -> CompiledGrammar | None:
+        """The grammar of the completion of a request; None if it may be any text. Raises
+        InvalidRequest."""
+        write = literal(self.tokenizer)
+        wanted = of_request(request, self._thinking(prompt), self.tool_syntax, write)
+        return None if wanted is None else self._grammars.compile(*wanted)
+
+    def _thinking(self, prompt: Prompt) -> Thinking:
+        """What may precede the answer, as `reader_maker` finds it."""
+        tags = self.tags
+        if prompt.plain or not (self.harmony or tags):
+            return Thinking()
+        if self.harmony:
+            return by_harmony(self.tokenizer, prompt.text)
+        assert tags is not None
+        if prompt.text.rstrip().endswith(tags.closing):  # the template has ended it
+            return Thinking()
+        return by_tags(tags, self.tokenizer, inside=_inside(tags, prompt))
 
     def state_of(self, prompt_length: int) -> StateFacts:
         """The values that prompts must share to reuse the state of each other: model, dtype and
@@ -120,6 +148,11 @@ class LoadedModel:
                 return weights.find_non_finite(checkpoint, self.dtype, SEARCH_SECONDS)
         except JobError as error:
             return error.message
+
+
+def _inside(tags: ReasoningTags, prompt: Prompt) -> bool:
+    """True if a completion begins within the reasoning."""
+    return prompt.text.rstrip().endswith(tags.opening) or tags.left_open(prompt.continued)
 
 
 def load(spec: ModelSpec, device: Device) -> LoadedModel:

@@ -54,7 +54,6 @@ class PromptBuilder:
         unsupported feature, or exceeds the context."""
         if request.apply_chat_template is not False:
             self._require_template()
-        _check_supported(request)
         if request.truncate == "oldest":
             return build_newest(
                 request, self._build, lambda prompt: len(prompt.token_ids), self._context
@@ -141,17 +140,3 @@ def in_session(error: JobError) -> JobError:
     if isinstance(error, TooLong):
         return TooLong(message, error.param, error.tokens)
     return JobError(error.code, message, error.param)
-
-
-def _check_supported(request: ChatRequest) -> None:
-    """Raise JobError for features that need constrained decoding."""
-    form = request.response_format
-    if form is not None and form.type != "text":
-        raise invalid(
-            f"response_format {form.type} is not supported: only text is", "response_format"
-        )
-    if request.tool_choice not in (None, "auto", "none"):
-        raise invalid(
-            f"tool_choice {request.tool_choice!r} is not supported: only auto and none are",
-            "tool_choice",
-        )

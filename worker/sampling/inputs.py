@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from worker.constraints.masks import MaskedRow, apply_masks
 from worker.sampling.params import SamplingParams
 from worker.sampling.processors import Stateless, make_processors
 from worker.sampling.prompt_logits import WantedRows
@@ -25,22 +26,36 @@ class SamplingInput:
     ) -> None:
         self.params, self.choice, self.position = params, choice, 0
         self._processors = make_processors(params, prompt_ids)
+        grammar = params.grammar
+        self.matcher = None if grammar is None else grammar.matcher(params.stop_ids)
         self.changes_logits = bool(self._processors)
         # How a token is drawn depends on the number of tokens before it, and not on which they are.
-        self.foreseeable = all(isinstance(one, Stateless) for one in self._processors)
+        self.foreseeable = self.matcher is None and all(
+            isinstance(one, Stateless) for one in self._processors
+        )
         # The token of the greatest logit is drawn.
-        self.greedy = params.greedy and not self.changes_logits
+        self.greedy = params.greedy and not self.changes_logits and self.matcher is None
         self.advance(output_ids)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Add tokens to the output."""
+        if self.matcher is not None:
+            self.matcher.advance(token_ids)
+        self._advance(token_ids)
+
+    def rollback(self, count: int) -> None:
+        """Take the last tokens back."""
+        if self.matcher is not None:
+            self.matcher.rollback(count)
+        self._rollback(count)
+
+    def _advance(self, token_ids: Sequence[int]) -> None:
         self.position += len(token_ids)
         for processor in self._processors:
             for token_id in token_ids:
                 processor.advance(token_id)
 
-    def rollback(self, count: int) -> None:
-        """Take the last tokens back."""
+    def _rollback(self, count: int) -> None:
         self.position -= count
         for processor in self._processors:
             processor.rollback(count)
@@ -52,13 +67,13 @@ class SamplingInput:
         try:
             for row in range(first, first + 1 + len(draft)):
                 if row > first:
-                    self.advance(draft[taken : taken + 1])
+                    self._advance(draft[taken : taken + 1])
                     taken += 1
                 for processor in self._processors:
                     processor.apply(logits[row])
         finally:
             if taken:
-                self.rollback(taken)
+                self._rollback(taken)
 
 
 class Row(NamedTuple):
@@ -84,6 +99,7 @@ class SamplingBatch:
         self.checked: list[int] = []
         self.greedy = True  # the tokens of the greatest logits are drawn, and nothing else is asked
         self._processed: list[tuple[int, SamplingInput, Sequence[int]]] = []  # from which row on
+        self._masked: list[MaskedRow] = []
 
     def add(
         self,
@@ -102,6 +118,8 @@ class SamplingBatch:
         logprobs = params.logprobs and logprobs
         if sampling.changes_logits:
             self._processed.append((len(self.rows), sampling, draft))
+        if sampling.matcher is not None:
+            self._masked.append(MaskedRow(len(self.rows), sampling.matcher, draft))
         if logprobs or not sampling.greedy:
             self.greedy = False
         self.at.append(at)
@@ -112,14 +130,17 @@ class SamplingBatch:
 
     @property
     def needs_copy(self) -> bool:
-        """True if logits are changed, or read in float32."""
+        """True if processors change logits, or they are read in float32."""
         return bool(self._processed) or any([row.logprobs for row in self.rows])
 
     def process(self, logits: Tensor) -> Tensor:
-        """Returns logits [rows, vocab] after the processors. They are changed in place, unless
-        log-probabilities are wanted of them."""
-        if any(self.rows[first].logprobs for first, _, _ in self._processed):
+        """Returns logits [rows, vocab] after the processors, and the masks of grammars. They are
+        changed in place, unless log-probabilities are wanted of them."""
+        changed = [*[first for first, _, _ in self._processed], *[one.row for one in self._masked]]
+        if any(self.rows[row].logprobs for row in changed):
             logits = logits.clone()
         for first, sampling, draft in self._processed:
             sampling.process(logits, first, draft)
+        if self._masked:
+            apply_masks(logits, self._masked)
         return logits

@@ -11,6 +11,7 @@ from jobs.errors import invalid
 from jobs.sizes import counted
 from worker.backend import TooLong
 from worker.checkpoint.config import GenerationDefaults
+from worker.constraints.grammars import CompiledGrammar
 
 GREEDY_BELOW = 1e-5  # temperature, as vLLM; logits divided by much less are not finite
 REPETITION_PENALTIES = 0.01, 100.0  # the range of requests; a model's default is clamped to it
@@ -42,6 +43,7 @@ class SamplingParams:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # the token sequences of bad_words
     include_stop: bool = False  # keep the stop string or the stop token's text
     skip_special: bool = True  # leave special tokens out of the text
+    grammar: CompiledGrammar | None = None  # of the completion; None: any text
 
     @property
     def greedy(self) -> bool:
@@ -84,6 +86,7 @@ def resolve_params(
     vocab_size: int,
     bad_word_ids: Sequence[Sequence[int]] = (),
     special_stops: Set[int] = frozenset(),
+    grammar: CompiledGrammar | None = None,
 ) -> SamplingParams:
     """Fill in the model's defaults, then OpenAI's.
 
@@ -162,4 +165,5 @@ def resolve_params(
         bad_word_ids=tuple(map(tuple, bad_word_ids)),
         include_stop=bool(sampling.include_stop_str_in_output),
         skip_special=sampling.skip_special_tokens is not False,
+        grammar=grammar,
     )

@@ -15,6 +15,7 @@ from openai.types.chat import ChatCompletionMessage, ChatCompletionStreamOptions
 
 from jobs.api.message import Message
 from jobs.api.request import ChatRequest, IgnoredFieldWarning
+from jobs.api.structured import FORMER_NAMES
 from jobs.api.unsupported_fields import (
     IGNORED_FIELDS,
     IGNORED_IN_CALL,
@@ -114,6 +115,11 @@ def test_a_field_behaves_as_the_page_says(place: Any, path: str, field: Field) -
             found = request["messages"][1] if path else request
             if field.name == "request_id":
                 assert request["job"]["id"] == field.example
+            elif field.name == "guided_json":
+                assert request["response_format"]["json_schema"]["schema"] == field.example
+            elif field.name in FORMER_NAMES:
+                key = FORMER_NAMES[field.name]
+                assert request["structured_outputs"] == {key: field.example}
             else:
                 value = found[MOVED.get(field.name, field.name)]
                 known = value.items() >= field.example.items() if field.name == "job" else None
@@ -158,7 +164,7 @@ def test_null_empty_and_neutral_values_are_taken_silently(
         {"stop": []},
         {"web_search_options": {"user_location": None}},
         {"echo": 0, "use_beam_search": 0, "early_stopping": 0},
-        {"include_reasoning": 1, "parallel_tool_calls": 1, "length_penalty": 1},
+        {"include_reasoning": 1, "length_penalty": 1},
         {"stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}},
         {"stream_options": {"include_obfuscation": None, "continuous_usage_stats": None}},
     ],
@@ -196,7 +202,12 @@ def test_the_page_names_the_ignored_fields_of_parts_calls_and_tools() -> None:
 def test_the_page_lists_every_field_once() -> None:
     named = [field.name for field in REQUEST]
     assert sorted(named) == sorted(
-        {*ChatRequest.model_fields, "request_id", *IGNORED_FIELDS, *REFUSED_FIELDS}
+        {
+            *ChatRequest.model_fields,
+            *("request_id", *FORMER_NAMES),
+            *IGNORED_FIELDS,
+            *REFUSED_FIELDS,
+        }
     )
     states = {field.name: field.state for field in REQUEST}
     assert {name for name, state in states.items() if state == "ignored"} == set(IGNORED_FIELDS)

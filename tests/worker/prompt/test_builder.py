@@ -177,31 +177,6 @@ def test_a_template_without_an_end_of_turn_has_none(tmp_path: Path, source: str)
 # --- refused --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "fact"),
-    [
-        (
-            "response_format",
-            {"type": "json_object"},
-            "response_format json_object is not supported",
-        ),
-        ("tool_choice", "required", "tool_choice 'required' is not supported"),
-        (
-            "tool_choice",
-            {"type": "function", "function": {"name": "weather"}},
-            "tool_choice {'type': 'function', 'function': {'name': 'weather'}} is not supported",
-        ),
-    ],
-)
-def test_constrained_output_is_refused_by_name(
-    tmp_path: Path, field: str, value: Any, fact: str
-) -> None:
-    with pytest.raises(JobError) as caught:
-        rendered(CHATML, request(HELLO, tools=TOOLS, **{field: value}), tmp_path)
-    assert (caught.value.code, caught.value.param) == ("invalid_request", field)
-    assert caught.value.message.startswith(fact)
-
-
 def test_a_lone_surrogate_is_refused(tmp_path: Path) -> None:
     """JSON can encode one; tokenizers reject it."""
     with pytest.raises(JobError) as caught:
