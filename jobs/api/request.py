@@ -114,7 +114,8 @@ class ChatRequest(Sampling):
     The conversation:
         model                     a name that a worker serves
         messages                  dicts with role and content, as in OpenAI's API
-        tools, tool_choice        functions that the model may call
+        tools, tool_choice        functions that the model may call, or must
+        parallel_tool_calls       False: a required call is the only one
 
     Sampling; by default as the model's generation_config.json says, else as OpenAI's API:
         temperature, top_p, top_k, min_p, seed
