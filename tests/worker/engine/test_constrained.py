@@ -237,6 +237,6 @@ def test_a_forced_call_is_read_as_a_call(engine: Engine) -> None:
         )
         (one,) = completion.choices
         assert one.finish_reason == "tool_calls" and one.message.content is None
-        (call,) = one.message.tool_calls or ()
+        (call,) = one.message.tool_calls or []
         assert call.function.name in names
         assert json.loads(call.function.arguments)["a"] in (1, 22)
