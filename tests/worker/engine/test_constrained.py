@@ -172,13 +172,13 @@ def test_a_sequence_that_begins_anew_has_the_state_of_its_output(engine: Engine)
     request = ask(**FORM)
     prompt = core.prompts.build(request)
     params = core.sampling_params(request, prompt.token_ids, core.loaded.grammar(request, prompt))
-    assert params.needs_last_token
     output = core.tokenizer.encode('{"name')
     stepped = SamplingInput(params, 0, prompt.token_ids)
     for token_id in output:
         stepped.advance([token_id])
     again = SamplingInput(params, 0, prompt.token_ids, output)
     assert stepped.matcher and again.matcher
+    assert not stepped.foreseeable  # its steps are not overlapped
     assert again.matcher.inner.compute_bitmask() == stepped.matcher.inner.compute_bitmask()
     first = SamplingInput(params, 0, prompt.token_ids).matcher
     assert first and first.inner.compute_bitmask() != again.matcher.inner.compute_bitmask()
