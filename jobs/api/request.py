@@ -241,7 +241,7 @@ class ChatRequest(Sampling):
 
     @model_validator(mode="after")
     def _check_form(self) -> Self:
-        check_tool_choice(self.tool_choice, self.tools or ())
+        check_tool_choice(self.tool_choice, self._functions)
         form, forced = self.form, self.forced_tools
         if form is None and forced is None:
             return self
@@ -305,7 +305,11 @@ class ChatRequest(Sampling):
     @property
     def forced_tools(self) -> tuple[Forced, ...] | None:
         """The functions of which the answer must call one; None: it need not."""
-        return forced_tools(self.tool_choice, self.tools or ())
+        return forced_tools(self.tool_choice, self._functions)
+
+    @property
+    def _functions(self) -> list[FunctionDefinition]:
+        return [tool.function for tool in self.tools or ()]
 
     def sampling(self) -> Sampling:
         """The sampling fields alone."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from jobs.api import grammar
 from jobs.api.grammar import Grammar
 from jobs.api.wire import describe
 from jobs.errors import invalid
 
-if TYPE_CHECKING:
-    from jobs.api.request import Tool
-
 _FREE = ("auto", "none")
 _WORDS = (*_FREE, "required")
+
+
+class Function(Protocol):
+    """A function that a request defines; `parameters`: a JSON schema."""
+
+    name: str
+    parameters: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class Forced:
 
 
 def forced_tools(
-    choice: str | dict[str, Any] | None, tools: Sequence[Tool]
+    choice: str | dict[str, Any] | None, tools: Sequence[Function]
 ) -> tuple[Forced, ...] | None:
     """The functions of which one must be called; None: none need be."""
     if choice is None or choice in _FREE:
@@ -41,16 +45,16 @@ def forced_tools(
     wanted = choice["function"]["name"] if isinstance(choice, dict) else None
     return tuple(
         Forced(
-            tool.function.name,
-            _of_object(tool.function.parameters or {}),
+            tool.name,
+            _of_object(tool.parameters or {}),
             f"tools[{number}].function.parameters",
         )
         for number, tool in enumerate(tools)
-        if wanted in (None, tool.function.name)
+        if wanted in (None, tool.name)
     )
 
 
-def check_tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[Tool]) -> None:
+def check_tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[Function]) -> None:
     """Raises InvalidRequest for a choice that is none, or that names no tool of the request."""
     if choice is None or choice in _FREE:
         return
@@ -64,7 +68,7 @@ def check_tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[Tool]
         raise invalid(f"tool_choice: {_form()}, got {describe(choice)}", "tool_choice")
     if not tools:
         raise invalid("tool_choice needs tools: add them, or remove it", "tool_choice")
-    names = [tool.function.name for tool in tools]
+    names = [tool.name for tool in tools]
     if named is not None and named not in names:
         raise invalid(
             f"tool_choice: no tool has the name {describe(named)}; the tools are "
