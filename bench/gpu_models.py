@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType as Type
 
 from bench.harness import median, seconds
 from worker import Engine
+from worker.cache_memory import alone
 from worker.device import Device
 from worker.engine.engine import EngineCore
 from worker.engine.slots import Slots
@@ -79,7 +80,7 @@ def our_engine(
         replace(demo, model=model, info=info),
         slots=Slots(max_batch),
         context=4096,
-        cache_bytes=place.cache_room(),
+        share=alone(place.cache_room()),
         prefix_cache=False,
     )
     return Engine(core), read

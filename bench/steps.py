@@ -23,6 +23,7 @@ from torch import Tensor
 
 from bench.harness import median
 from jobs.api.sampling import Sampling
+from worker.cache_memory import alone
 from worker.device import Device, choose_device
 from worker.engine.engine import EngineCore
 from worker.engine.sequence import Sequence
@@ -79,7 +80,7 @@ def main(
     demo = load(ModelSpec(reference="demo", dtype="fp32"), place)
     model: Any = Nothing(place.torch)
     core = EngineCore(
-        replace(demo, model=model), slots=Slots(batch), context=4096, cache_bytes=2**30
+        replace(demo, model=model), slots=Slots(batch), context=4096, share=alone(2**30)
     )
     core._pipeline.overlaps = core._pipeline.overlaps or overlapped
     freeze_gc_heap()

@@ -6,7 +6,7 @@ server behind HTTP. The service, queue and recorder import these types and no to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -69,15 +69,35 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
+class Reservation:
+    """The bytes of a budget that are kept for a model while it is in memory."""
+
+    fixed: int  # weights and activations
+    least_cache: int
+    cache: int  # its fair part of the memory of all caches
+    cache_limit: int | None = None  # of its own, which the cache has to itself
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """The cache of one model, in bytes."""
+
+    used: int
+    limit: int  # now: what the other models do not hold
+    least: int  # that are kept for it
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryUse:
     """Memory of the device, in bytes."""
 
     device: str
     weights: int
     cache: int
-    cache_limit: int
+    cache_limit: int  # of all models together
     free: int  # within the budget
     budget: int | None = None  # that all models together may take; None: no limit was given
+    caches: Mapping[str, CacheUse] = field(default_factory=dict)  # by the names of the models
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +231,10 @@ class SwappingBackend(Backend, Protocol):
 
     def fetch(self, spec: ModelSpec) -> None:
         """Download a model, so that `load` only reads files. Raises JobError."""
+
+    def reserve(self, spec: ModelSpec, reservation: Reservation) -> None:
+        """Keep memory of the budget for a model before it is loaded. Waits until the sequences that
+        have it end. Raises JobError if the models in memory leave too little."""
 
     def unload(self, model: str) -> None:
         """Free the memory of a model that has no requests. `model`: its own name."""

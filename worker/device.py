@@ -13,14 +13,15 @@ from typing import Protocol
 
 import torch
 
-from jobs.errors import invalid
+from jobs.errors import JobError, invalid
+from worker.backend import Reservation
+from worker.cache_memory import CacheMemory, CacheShare
 from worker.checkpoint.dtypes import FROM_OPTION
 from worker.layers.transfer import is_accelerator
 from worker.memory_amount import MemoryAmount
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free after loading
 CUDA_CACHE_SHARE = 0.85
-LEAST_CACHE_BYTES = 64 * 2**20  # of each model, whatever is promised to others
 SMALL_BYTES = 64 * 2**20  # models with smaller weights compute on one thread
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -46,7 +47,8 @@ class Held:
     owner: str  # the name of the model
     weights: int  # with those of its draft
     cache: int  # KV cache and kept state, allocated now
-    cache_limit: int  # that these may take
+    cache_limit: int  # that these may take now
+    cache_least: int  # that are kept for these
     threads: int | None  # of the CPU, in its steps; see `threads_of`
 
 
@@ -70,6 +72,7 @@ class Device:
         self.budget: int | None = None
         if memory is not None:
             self.budget = memory.of(total_bytes(torch_device), str(torch_device))
+        self.caches = CacheMemory(self.budget or 0)
         self._owners: tuple[Owner, ...] = ()  # replaced, never changed
 
     @property
@@ -90,15 +93,58 @@ class Device:
             return free
         return max(0, min(free, self.budget - sum(one.weights + one.cache for one in self.held)))
 
+    def keep_room(self, name: str, reservation: Reservation, since: float) -> bool:
+        """Keep memory of the budget for a model that is loaded next; see `CacheMemory.enter`."""
+        share = next((one for one in self.caches.wants if one.name == name), None)
+        if share is None or share.holder is not None:
+            share = CacheShare(
+                self.caches,
+                name,
+                reservation.fixed,
+                reservation.least_cache,
+                reservation.cache_limit,
+                reservation.cache,
+            )
+        return self.caches.enter(share, since)
+
+    def share(self, name: str, least: int, limit: int | None) -> CacheShare:
+        """The share of the cache of a model whose weights are loaded: under a budget the one that
+        was reserved for it. Without one, all caches share a part of what is free now. `limit`: of
+        this cache, which then has it to itself."""
+        for one in self.caches.shares:
+            if one.holder is None and one.name == name:
+                return one
+        if self.budget is not None:
+            raise JobError("internal", f"no memory of the budget was reserved for {name}")
+        share = CacheShare(self.caches, name, 0, least if limit is None else limit, limit)
+        self.caches.budget = self._free_for_caches(share)
+        self.caches.shares = (*self.caches.shares, share)
+        return share
+
     def cache_room(self, weights: int = 0) -> int:
-        """Bytes that the caches of one more model may take beside its weights, if `weights` bytes
-        of them are not loaded yet. Excludes memory that other models' caches may still take, down
-        to `LEAST_CACHE_BYTES`: promises were made of what was free earlier, and other processes may
-        have taken that since."""
-        promised = sum(max(0, one.cache_limit - one.cache) for one in self.held)
-        free = self.free_bytes() - weights
-        least = min(LEAST_CACHE_BYTES, cache_share(free, self.torch))
-        return max(least, cache_share(free - promised, self.torch))
+        """Bytes that the cache of one more model may have at most beside its weights, if `weights`
+        bytes of them are not loaded yet."""
+        caches = self.caches
+        if self.budget is None:
+            left = self._free_for_caches(None, weights)
+        else:
+            loading = next((one for one in caches.shares if one.holder is None), None)
+            if loading is not None:
+                return loading.ceiling
+            left = caches.total - weights
+        return max(0, left - sum(one.least for one in caches.shares))
+
+    def _free_for_caches(self, new: CacheShare | None, weights: int = 0) -> int:
+        """Without a budget: the bytes of all caches. Those with a limit of their own have it to
+        themselves; the others have a part of the free memory, and at least their least."""
+        shares = (*self.caches.shares, *([] if new is None else [new]))
+        own = sum(one.most for one in shares if one.most is not None)
+        pooled = [one for one in shares if one.most is None]
+        promised = sum(
+            max(0, one.most - one.held) for one in self.caches.shares if one.most is not None
+        )
+        free = self.free_bytes() - weights - promised + sum(one.held for one in pooled)
+        return own + max(cache_share(free, self.torch), sum(one.least for one in pooled))
 
 
 def choose_device(name: str) -> torch.device:

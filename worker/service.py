@@ -111,7 +111,12 @@ def serve(
         at_start = max(patience, LEASE_SECONDS / RENEWALS_PER_LEASE)
         lease = Workers(redis_url, name, (), at_start)
         managed = _managed(backend, specs, policies or {})
-        first = specs if managed is None else first_models(managed.models, managed.budget)
+        first = list(specs)
+        if managed is not None:
+            chosen = first_models(managed.models, managed.budget)
+            first = [one.spec for one in chosen]
+            for one in chosen:
+                managed.backend.reserve(one.spec, one.share.reservation)
         references = [spec.reference for spec in first]
         with Loading(client, lease, references, backend.memory(), lease_seconds):
             models = _load(backend, first)

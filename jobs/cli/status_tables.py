@@ -55,6 +55,7 @@ def print_tables(
             ("worker", "models", "device", *map(number, _WORKER_NUMBERS)),
             [_cells(worker) for worker in workers],
         )
+        print_caches(workers)
     elif not loading:
         echo("no workers" if host is None else f"no workers on host {host}")
     for worker in loading:
@@ -89,6 +90,21 @@ def print_tables(
         }
     ):
         echo(f"{clause}: its jobs wait", err=True)
+
+
+def print_caches(workers: Sequence[WatchedWorker]) -> None:
+    """Print how the models of a worker share the memory for caches, if there are several."""
+    rows = [
+        (model, *map(_size, (cache["used"], cache["limit"], cache["least"])), worker["name"])
+        for worker in workers
+        if len(caches := worker["memory"].get("caches", {})) > 1
+        for model, cache in caches.items()
+    ]
+    if rows:
+        echo()
+        print_table(
+            ("KV cache of", number("now"), number("at most"), number("at least"), "worker"), rows
+        )
 
 
 def _cells(worker: WatchedWorker) -> tuple[object, ...]:

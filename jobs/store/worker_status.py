@@ -54,6 +54,14 @@ class RecorderStatus(ProcessStatus):
     results: ResultsStatus
 
 
+class CacheStatus(TypedDict):
+    """`worker.backend.CacheUse`, in bytes."""
+
+    used: Integer
+    limit: Integer
+    least: Integer
+
+
 class MemoryStatus(TypedDict):
     """`worker.backend.MemoryUse`, in bytes."""
 
@@ -63,6 +71,7 @@ class MemoryStatus(TypedDict):
     cache_limit: NotRequired[Integer]
     free: NotRequired[Integer]
     budget: NotRequired[Integer | None]
+    caches: NotRequired[dict[str, CacheStatus]]  # by the names of the models
 
 
 class ModelStatus(TypedDict):

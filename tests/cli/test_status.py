@@ -116,10 +116,18 @@ def test_a_user_who_may_not_read_the_policy_sees_the_rest(
     assert (shown.exit_code, "no workers" in shown.stdout) == (0, True), shown.stderr
 
 
+CACHES = {
+    "m": {"used": 2**28, "limit": 2**29, "least": 2**26},
+    "org/other": {"used": 0, "limit": 2**27, "least": 2**26},
+}
 ABOUT: dict[str, Any] = {
     **STATUS,
     **{"name": "gpu1-4711-a1b2c3", "models": ["m"], "names": ["m"], "device": "cuda:0"},
-    **{"memory": {"weights": 2**30, "cache": 2**29}, "rss": 3 * 2**29, "lease_s": 12.0},
+    **{
+        "memory": {"weights": 2**30, "cache": 2**29, "caches": CACHES},
+        "rss": 3 * 2**29,
+        "lease_s": 12.0,
+    },
 }
 
 
@@ -153,6 +161,7 @@ def test_it_shows_what_an_operator_looks_for_on_80_columns(
     lines = [line.split() for line in text.splitlines()]
     assert ["m", "cuda:0", "1,536", "MiB", "1,536", "MiB"] in [line[1:7] for line in lines]
     assert any(line[-2:] in ([str(age), "s"] for age in range(4, 9)) for line in lines)  # heartbeat
+    assert ["org/other", "-", "128", "MiB", "64", "MiB", ABOUT["name"]] in lines
     (served,) = (line for line in lines if line[:1] == ["chat:m"])
     (unserved,) = (line for line in lines if line[:1] == ["chat:unserved"])
     assert served[-1] == "1" and served[-2] == "d" and int(served[-3]) > 100

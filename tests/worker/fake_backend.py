@@ -39,7 +39,17 @@ from jobs.errors import JobError
 from jobs.operations import Operation
 from jobs.stream.delta import Delta
 from tests.worker.panics import panic
-from worker.backend import Footprint, Health, MemoryUse, ModelInfo, Outcome, Progress, Sink, TooLong
+from worker.backend import (
+    Footprint,
+    Health,
+    MemoryUse,
+    ModelInfo,
+    Outcome,
+    Progress,
+    Reservation,
+    Sink,
+    TooLong,
+)
 from worker.model_spec import ModelSpec
 
 
@@ -196,6 +206,7 @@ class FakeBackend:
         self._context = context
         self._budget, self._load_seconds = budget, load_seconds
         self.loaded: list[ModelSpec] = []  # all loads, in order
+        self._reserved: dict[str, int] = {}  # bytes, by reference
         self.resident: dict[str, int] = {}  # bytes of the models in memory, by their names
         self.peak_bytes = 0  # of these
         self.missing: set[str] = set()  # references that can't be loaded now
@@ -231,6 +242,9 @@ class FakeBackend:
         if spec.reference.startswith("gated"):
             raise JobError("model_not_found", f"{spec.reference} is gated")
 
+    def reserve(self, spec: ModelSpec, reservation: Reservation) -> None:
+        self._reserved[spec.reference] = reservation.fixed + reservation.cache
+
     def load(self, spec: ModelSpec) -> ModelInfo:
         self.loaded.append(spec)
         reference = spec.reference
@@ -242,7 +256,7 @@ class FakeBackend:
         info: dict[str, Any] = dict.fromkeys(ModelInfo.__dataclass_fields__, "fake")
         info |= {"parameters": 1, "weight_bytes": 1, "context_length": self._context}
         info |= {"name": reference.rpartition("/")[2], "reference": reference}
-        self.resident[info["name"]] = 100 + (spec.cache_bytes or 0)
+        self.resident[info["name"]] = self._reserved.pop(reference, 100)
         self.peak_bytes = max(self.peak_bytes, sum(self.resident.values()))
         assert self._budget is None or self.peak_bytes <= self._budget
         return ModelInfo(**info)

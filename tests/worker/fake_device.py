@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from worker import Engine
 from worker import device as devices
+from worker.cache_memory import alone
 from worker.checkpoint.safetensors_files import SafetensorsCheckpoint
 from worker.device import Device
 from worker.engine.engine import EngineCore
@@ -143,7 +144,7 @@ def load_engine(
     """An engine on the device, within `fake_device`. Its failures are raised by `step`."""
     loaded = load(ModelSpec(reference=str(path), dtype=dtype, quantize=quantize), Device(DEVICE))
     core = EngineCore(
-        loaded, slots=Slots(max_batch), context=512, cache_bytes=devices.free_bytes(DEVICE) // 4
+        loaded, slots=Slots(max_batch), context=512, share=alone(devices.free_bytes(DEVICE) // 4)
     )
     core._recover = core._pipeline._forgo = _raise  # type: ignore[method-assign]
     return Engine(core)

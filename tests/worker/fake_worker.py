@@ -24,7 +24,9 @@ from jobs.record import recorder
 from jobs.results import files
 from tests.worker.fake_backend import FakeBackend
 from worker.backend import Backend
+from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
+from worker.residency.policy import ResidencyPolicy
 from worker.service import serve
 
 
@@ -44,13 +46,16 @@ def arm(fault: str) -> None:
         recorder.Recorder._commit = die  # type: ignore[method-assign]
 
 
-def make_real(script: list[list[int]] | None, state_dir: Path | None) -> Backend:
+def make_real(
+    script: list[list[int]] | None, state_dir: Path | None, memory: int | None
+) -> Backend:
     from tests.worker.scripted import scripted
     from worker.host.engine_host import EngineHost
     from worker.sampling.sampler import draw
 
     draws = draw if script is None else scripted(script)
-    return EngineHost(device="cpu", state_dir=state_dir, draw=draws)
+    amount = None if memory is None else MemoryAmount(nbytes=memory)
+    return EngineHost(device="cpu", memory=amount, state_dir=state_dir, draw=draws)
 
 
 def main() -> int:
@@ -69,12 +74,15 @@ def main() -> int:
     script = options.pop("script", None)
     prompt_caches = tuple(Path(one) for one in options.pop("prompt_caches", []))
     state_dir = Path(options.pop("state_dir")) if "state_dir" in options else None
-    backend = make_real(script, state_dir) if is_real else FakeBackend(**given)
+    memory = options.pop("memory", None)
+    backend = make_real(script, state_dir, memory) if is_real else FakeBackend(**given)
     own = {"prompt_caches": prompt_caches, "context": context}
     specs = [
         ModelSpec(reference=one, dtype="fp32", max_batch=4, **own)
         for one in options.pop("models", ["fake"])
     ]
+    if options.pop("pinned", False):
+        options["policies"] = {one.reference: ResidencyPolicy(pin=True) for one in specs}
     arm(options.pop("fault", ""))
     signals.ABORT_SECONDS = options.pop("abort_seconds", signals.ABORT_SECONDS)
     options["results"] = options["results"] and Path(options["results"])

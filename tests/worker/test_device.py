@@ -12,14 +12,8 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine, device
-from worker.device import (
-    CPU_CACHE_SHARE,
-    LEAST_CACHE_BYTES,
-    Device,
-    Held,
-    cache_share,
-    choose_device,
-)
+from worker.backend import CacheUse
+from worker.device import CPU_CACHE_SHARE, Device, choose_device
 from worker.host.engine_host import EngineHost
 from worker.model_spec import ModelSpec
 
@@ -59,28 +53,47 @@ def test_each_model_computes_on_its_own_number_of_threads(
 
 
 FREE = 8 * 2**30
+MIB = 2**20
 
 
-class Model:
-    def __init__(self, cache: int, limit: int) -> None:
-        self.held = Held("m", weights=7, cache=cache, cache_limit=limit, threads=None)
+class Cache:
+    """Implements Holder."""
+
+    def __init__(self, held: int) -> None:
+        self.bytes_held = self.bytes_needed = held
+
+    def give_back(self, nbytes: int) -> None:
+        raise AssertionError("nothing is to be given back")
 
 
-def test_what_other_caches_may_still_take_is_not_promised_again(
+def test_without_a_budget_all_caches_share_a_part_of_what_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(device, "free_bytes", lambda _: FREE)
+    free = FREE
+    monkeypatch.setattr(device, "free_bytes", lambda _: free)
     cpu = Device(torch.device("cpu"))
     assert cpu.cache_room() == FREE * CPU_CACHE_SHARE
     assert cpu.cache_room(weights=FREE) == 0
-    full, empty = Model(2**30, 2**30), Model(2**28, 2**30)
-    cpu.add(full)  # what is allocated is not free any more
-    assert cpu.cache_room() == FREE * CPU_CACHE_SHARE
-    cpu.add(empty)
-    assert cpu.cache_room() == (FREE - 3 * 2**28) * CPU_CACHE_SHARE
-    cpu.remove(empty)
-    assert cpu.cache_room() == FREE * CPU_CACHE_SHARE
-    assert cpu.held == (full.held,)
+    first = cpu.share("first", MIB, None)
+    assert first.limit == FREE * CPU_CACHE_SHARE
+    first.holder = Cache(2**30)
+    free -= 2**30  # which it has taken
+    assert cpu.cache_room() == FREE * CPU_CACHE_SHARE - MIB
+    second = cpu.share("second", MIB, None)
+    assert second.limit == FREE * CPU_CACHE_SHARE - 2**30
+    assert first.limit == FREE * CPU_CACHE_SHARE - MIB
+
+
+def test_a_cache_with_a_limit_of_its_own_has_it_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "free_bytes", lambda _: FREE)
+    cpu = Device(torch.device("cpu"))
+    own = cpu.share("own", MIB, 2**30)
+    other = cpu.share("other", MIB, None)
+    assert own.limit == own.ceiling == 2**30
+    assert other.ceiling == (FREE - 2**30) * CPU_CACHE_SHARE
+    other.holder = Cache(other.ceiling)
+    assert own.limit == 2**30
+    assert cpu.share("huge", MIB, 2**50).limit == 2**50
 
 
 def test_each_model_has_room_for_short_sequences_if_free_memory_shrinks_between_loads(
@@ -89,13 +102,13 @@ def test_each_model_has_room_for_short_sequences_if_free_memory_shrinks_between_
     free = FREE
     monkeypatch.setattr(device, "free_bytes", lambda _: free)
     for place in (torch.device("cpu"), torch.device("cuda")):
-        several, rooms = Device(place), []
+        several, shares = Device(place), []
         for _ in range(24):
-            rooms.append(several.cache_room())
-            several.add(Model(0, rooms[-1]))
-            free -= FREE // 32  # another process takes it
-        assert rooms == sorted(rooms, reverse=True) and rooms[-1] == LEAST_CACHE_BYTES
-        assert several.cache_room(weights=free - 2**20) == cache_share(2**20, place)
+            shares.append(several.share("m", 64 * MIB, None))
+            shares[-1].holder = Cache(0)
+            free = max(0, free - FREE // 16)  # another process takes it
+        assert sum(one.least for one in shares) <= several.caches.total
+        assert all(one.limit >= one.least for one in shares)
         free = FREE
 
 
@@ -113,11 +126,13 @@ def test_the_device_of_a_host_knows_what_each_model_holds(
         assert [first.owner, second.owner] == ["first", "second"]
         assert [first.weights, second.weights] == [info.weight_bytes for info in infos]
         assert [first.threads, second.threads] == [1, 1]
-        promised = first.cache_limit - first.cache
-        assert second.cache_limit == int((FREE - promised) * CPU_CACHE_SHARE)
+        total = int((FREE + first.cache) * CPU_CACHE_SHARE)
+        assert first.cache_limit == total - second.cache_least
+        assert second.cache_limit == total - max(first.cache, first.cache_least)
         memory = host.memory()
         assert memory.weights == first.weights + second.weights
-        assert memory.cache_limit == first.cache_limit + second.cache_limit
+        assert memory.cache_limit == total
+        assert memory.caches["first"] == CacheUse(first.cache, first.cache_limit, first.cache_least)
     finally:
         host.close()
     assert host.device.held == ()

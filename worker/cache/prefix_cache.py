@@ -233,7 +233,8 @@ class PrefixCache:
         path = keys[: self._store.known(keys)]
         with self._store.referenced(path) as before:
             each = self._book.sizes.blocks(BLOCK)
-            known, limit = len(path), self._book.bytes_for_kept
+            known = len(path)
+            limit = self._book.room_for((len(keys) - known) * (OVERHEAD + each))
             new = keys[known : known + self._store.fit(len(keys) - known, OVERHEAD + each, limit)]
             start, end = known * BLOCK, (known + len(new)) * BLOCK
             if new:
@@ -278,7 +279,7 @@ class PrefixCache:
         with self._store.referenced(path):
             if provisional and not self._store.room_for_provisional(needed, share):
                 return path
-            if not self._store.shrink(self._book.bytes_for_kept - needed):
+            if not self._store.shrink(self._book.room_for(needed) - needed):
                 return path
             if tail:
                 state = self._book.new_state(sizes.blocks(len(tail)))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import WindowKVCache
 
+LEAST_TOKENS = 1024  # of one sequence, which a model's cache always has room for
+
 
 class Rewinding:
     """The ability of layers to take tokens back."""
@@ -43,6 +45,10 @@ class CacheSizes:
     def storage(self, slots: int, columns: int) -> int:
         """Bytes of the storage of so many slots of so many tokens."""
         return sum(bytes_for(slots, columns) for bytes_for in self._all)
+
+    def least(self, context: int) -> int:
+        """Bytes that are kept for the cache of a model with such a context."""
+        return self.storage(1, min(context, LEAST_TOKENS))
 
     def blocks(self, tokens: int) -> int:
         """Bytes of kept blocks of so many tokens."""

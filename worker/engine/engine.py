@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import cast
 
 import torch
 
@@ -19,6 +21,7 @@ from worker.cache.book import CacheBook
 from worker.cache.pool import CachePool
 from worker.cache.prefix_cache import PrefixCache
 from worker.cache.sizes import CacheSizes
+from worker.cache_memory import CacheShare, Holder
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.constraints.grammars import CompiledGrammar
 from worker.device import Device, Held, computing, threads_of
@@ -56,7 +59,7 @@ class EngineCore:
         *,
         slots: Slots,
         context: int,
-        cache_bytes: int,
+        share: CacheShare,
         prefix_cache: bool = True,
         drafting: Drafting | None = None,
         on_work: Callable[[], None] = lambda: None,
@@ -76,8 +79,11 @@ class EngineCore:
             CacheSizes(*[make() for make in makers]),
             max_slots=number,
             max_columns=context,
-            limit_bytes=cache_bytes,
+            share=share,
         )
+        self.share = share
+        # An engine that nobody has is freed at once.
+        share.holder = cast(Holder, weakref.proxy(self))
         self.loaded, self.state_of = loaded, loaded.state_of
         limits = devices.limits(self.device)
         stride = limits.stride if slots.batch == 1 else None
@@ -139,13 +145,16 @@ class EngineCore:
             check_context(spec.context, loaded)
         if device.budget is not None:
             measure_once(loaded, spec)
-        limit, batch = spec.cache_bytes, spec.max_batch
+        batch = spec.max_batch
         batch = devices.limits(device.torch).max_batch if batch is None else batch
+        context = spec.context or loaded.model.context_length
+        caches = loaded.model.make_caches(), drafting.make_caches() if drafting else ()
+        least = CacheSizes(*caches).least(context)
         return cls(
             loaded,
             slots=Slots.share(batch, interactive_slots, preempt),
-            context=spec.context or loaded.model.context_length,
-            cache_bytes=device.cache_room() if limit is None else limit,
+            context=context,
+            share=device.share(spec.reference, least, spec.cache_bytes),
             prefix_cache=spec.prefix_cache,
             drafting=drafting,
             on_work=on_work,
@@ -198,6 +207,7 @@ class EngineCore:
             weights=self.weight_bytes,
             cache=self.book.bytes_held,
             cache_limit=self.book.limit_bytes,
+            cache_least=self.share.least,
             threads=threads_of(self.info.weight_bytes),
         )
 
@@ -265,6 +275,22 @@ class EngineCore:
         with self.changing():
             return self.book.kept.evict(nbytes)
 
+    @property
+    def bytes_held(self) -> int:
+        """Implements `Holder`."""
+        return self.book.bytes_held
+
+    @property
+    def bytes_needed(self) -> int:
+        return self.book.bytes_needed
+
+    def give_back(self, nbytes: int) -> None:
+        try:
+            with self.changing():
+                self.book.give_back(nbytes)
+        except StorageError as error:  # no memory for the copy that would be smaller
+            self._plan_smaller(error)
+
     def trim(self) -> None:
         """Free the memory of the KV cache, unless a sequence uses it."""
         self.book.trim()
@@ -296,6 +322,7 @@ class EngineCore:
             if self._closed:
                 return
             self._closed = True
+        self.share.leave()
         self._pipeline.forget()
         self.prefix.close()
         self._update_queue()

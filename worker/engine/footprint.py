@@ -12,8 +12,6 @@ from worker.loading.find import find
 from worker.loading.preflight import Preflight, preflight
 from worker.model_spec import ModelSpec
 
-LEAST_TOKENS = 1024  # of one sequence, which a model's cache always has room for
-
 
 def footprint(
     spec: ModelSpec, device: Device, interactive_slots: int | None = 0, *, preempt: bool = False
@@ -33,7 +31,7 @@ def footprint(
         weights=found.weight_bytes + (draft.weight_bytes if draft else 0),
         activations=activations.nbytes,
         activations_measured=activations.measured,
-        least_cache=sizes.storage(1, min(context, LEAST_TOKENS)),
+        least_cache=sizes.least(context),
         most_cache=sizes.storage(slots.batch + slots.paused + 1, context),
     )
 

@@ -118,6 +118,7 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Returns the next step, without spans if there is nothing to run. Fails sequences that
         exceed the KV cache limit on their own."""
+        self.book.begin_plan()
         selected = self._select_alone() or self._select() or self._select_alone()
         scheduled = self._speculation.extend(selected) if selected else []
         spans = row_order([one.span() for one in scheduled])
@@ -396,6 +397,8 @@ class Scheduler:
             if sequence.slot is None:
                 return False
             resumed = sequence.computed > 0
+            if not resumed and self._yields(sequence):
+                return False
             if resumed:
                 count = self._prefix.count(sequence, budget)
                 if self.book.reserve(sequence.slot, sequence.computed + count):
@@ -403,9 +406,13 @@ class Scheduler:
             elif count := self._prefix.begin(sequence, sequence.slot, budget, self.waiting):
                 break
             # The cache is full. A slot with a lower number may need less.
+            alone = not (self.running or self.saving)
+            waits = self.book.wait_for_others(
+                sequence.length + 1, sequence.arrived_at, blocked=alone
+            )
             self._release(sequence)
             if not self._make_room(sequence) and not resumed:
-                if self.running or self.saving:
+                if waits or not alone:
                     return False
                 self._fail(sequence, self.book.too_large(sequence.length))
                 return True
@@ -451,6 +458,8 @@ class Scheduler:
                 self._release(paused)
             elif newest is not sequence:
                 self._preempt(newest)
+            elif len(self.running) == 1 and self._keeps_its_place(sequence, count):
+                return False
             elif len(self.running) > 1 or self.book.fits_alone(sequence.computed + count):
                 self._preempt(sequence)  # fits once older sequences have ended
                 return False
@@ -458,6 +467,23 @@ class Scheduler:
                 self._fail(sequence, self.book.too_large(sequence.length))
                 return False
         return True
+
+    def _yields(self, sequence: Sequence) -> bool:
+        """True if a sequence leaves the memory to an older one of another model. So do those that
+        are paused, which keep theirs otherwise."""
+        if not self.book.yields(sequence.length + 1, sequence.arrived_at):
+            return False
+        self._release(sequence)
+        for one in self.waiting:
+            self._release(one)
+        return True
+
+    def _keeps_its_place(self, sequence: Sequence, count: int) -> bool:
+        """True if the only sequence that runs waits for memory of other models in its slot. A
+        younger one gives its memory up, so that they never wait for each other."""
+        since = sequence.arrived_at
+        waits = self.book.wait_for_others(sequence.computed + count, since, blocked=True)
+        return waits and self.book.is_oldest(since)
 
     def _preempt(self, sequence: Sequence, *, first: bool = False, poisoned: bool = False) -> None:
         self._leave(sequence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
@@ -59,6 +60,7 @@ class Sequence:
         bulk: bool = False,
         session: str | None = None,
     ) -> None:
+        self.arrived_at = time.monotonic()
         self.bulk = bulk  # it leaves its slot to interactive sequences
         self.prompt_ids = prompt_ids  # perhaps of several sequences: must not change
         self.output_ids: list[int] = []

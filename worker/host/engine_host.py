@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
@@ -18,7 +19,15 @@ import torch
 from jobs.errors import JobError
 from jobs.operations import Operation, Request
 from jobs.sizes import counted, size_text
-from worker.backend import Footprint, Health, MemoryUse, ModelInfo, Sink
+from worker.backend import (
+    CacheUse,
+    Footprint,
+    Health,
+    MemoryUse,
+    ModelInfo,
+    Reservation,
+    Sink,
+)
 from worker.device import Device, choose_device
 from worker.engine.engine import EngineCore
 from worker.engine.footprint import footprint
@@ -43,6 +52,15 @@ LONGEST_SLEEP_SECONDS = 0.5  # maximum sleep of the engine thread between two lo
 IDLE_SLEEPS = 4  # consecutive sleeps after which free memory is returned to the system
 
 Command = tuple[Callable[[], Any], Future[Any]]
+
+
+class _Wanted(NamedTuple):
+    """Memory that is to be kept for a model."""
+
+    reference: str
+    reservation: Reservation
+    since: float  # monotonic
+    future: Future[None]
 
 
 class Counters(NamedTuple):
@@ -115,6 +133,7 @@ class EngineHost:
         self._state_dir, self._state_bytes = state_dir, state_bytes
         self._ceiling = SoftCeiling(self.device)
         self._commands: deque[Command] = deque()
+        self._wanted: deque[_Wanted] = deque()
         self._closing = self._loading = False
         self._error: str | None = None
         tune()
@@ -146,9 +165,12 @@ class EngineHost:
             device=str(self.device.torch),
             weights=sum(one.weights for one in held),
             cache=sum(one.cache for one in held),
-            cache_limit=sum(one.cache_limit for one in held),
+            cache_limit=self.device.caches.total,
             free=self.device.free_bytes(),
             budget=self.device.budget,
+            caches={
+                one.owner: CacheUse(one.cache, one.cache_limit, one.cache_least) for one in held
+            },
         )
 
     def footprint(self, spec: ModelSpec) -> Footprint:
@@ -158,6 +180,11 @@ class EngineHost:
         fetch(spec)
         if spec.draft_spec is not None:
             fetch(spec.draft_spec)
+
+    def reserve(self, spec: ModelSpec, reservation: Reservation) -> None:
+        wanted = _Wanted(spec.reference, reservation, time.monotonic(), Future())
+        self._wanted.append(wanted)
+        self._wait_for(wanted.future)
 
     def load(self, spec: ModelSpec) -> ModelInfo:
         # OpenMP starts a team of threads for each thread that computes. Two teams would share the
@@ -206,6 +233,10 @@ class EngineHost:
         """Run a command on the engine thread and wait for its result."""
         future: Future[T] = Future()
         self._commands.append((command, future))
+        return self._wait_for(future)
+
+    def _wait_for(self, future: Future[T]) -> T:
+        """The result of what the engine thread has been asked to do."""
         self._work.set()
         while not wait((future,), LONGEST_SLEEP_SECONDS).done:
             if not self._thread.is_alive():
@@ -228,6 +259,7 @@ class EngineHost:
                 raise
         finally:
             self._loading = False
+            self.device.caches.abandon(spec.reference)
         self.device.add(engine)
         self._set((*self._engines.values(), engine))
         names = (*spec.aliases, spec.reference, engine.info.name)
@@ -273,6 +305,7 @@ class EngineHost:
                 self._work.clear()
                 while self._commands:
                     _run(*self._commands.popleft())
+                self._keep_room()
                 if any([engine.step() for engine in self._engines.values()]):
                     sleeps = 0
                     self._ceiling.check(self._engines.values())
@@ -285,6 +318,18 @@ class EngineHost:
             # finds the thread dead; the worker then returns its jobs and ends.
             self._error = f"{type(error).__name__}: {error}"
             logger.exception("the engine thread died")
+
+    def _keep_room(self) -> None:
+        """Keep memory for the next model, as soon as the sequences that have it have ended."""
+        while self._wanted:
+            reference, reservation, since, future = self._wanted[0]
+            try:
+                if not self.device.keep_room(reference, reservation, since):
+                    return
+                future.set_result(None)
+            except JobError as error:
+                future.set_exception(error)
+            self._wanted.popleft()
 
     def _trim(self) -> None:
         for engine in self._engines.values():

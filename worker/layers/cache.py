@@ -28,8 +28,8 @@ class LayerCache(Protocol):
     parts: tuple[str, ...]  # names of the views
 
     def resize(self, slots: int, columns: int, *, keep: int) -> None:
-        """Set the capacity to `slots` sequences of up to `columns` tokens. `columns` never shrinks.
-        The first `keep` slots keep their content; added slots are zero."""
+        """Set the capacity to `slots` sequences of up to `columns` tokens. The first `keep` slots
+        keep their content, as many tokens as fit; added slots are zero."""
 
     def bytes_for(self, slots: int, columns: int) -> int:
         """Bytes of storage after `resize` with the same arguments."""
@@ -68,7 +68,8 @@ def resize_columns(storage: Tensor, slots: int, columns: int, keep: int) -> Tens
         return storage
     shape = (slots, heads, columns, dim)
     copy = storage.new_empty(shape) if gpu.serves(storage) else zeros_like(storage, *shape)
-    copy[:keep, :, :old_columns] = storage[:keep]
+    kept = min(columns, old_columns)
+    copy[:keep, :, :kept] = storage[:keep, :, :kept]
     return copy
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
@@ -120,6 +121,13 @@ class WorkerCollector(Collector):
         ]
         labels = ["device", "kind"]
         yield gauge("chatjobs_device_memory_bytes", "Memory of the device.", kinds, labels)
+        caches = [
+            ((model, kind), value)
+            for model, one in memory.caches.items()
+            for kind, value in asdict(one).items()
+        ]
+        labels = ["model_name", "kind"]
+        yield gauge("chatjobs_kv_cache_bytes", "Memory of the KV caches.", caches, labels)
 
     def _of_jobs(self) -> Iterator[Metric]:
         jobs = self._sources.jobs

@@ -44,6 +44,10 @@ def memory_status(memory: MemoryUse) -> MemoryStatus:
         "cache_limit": memory.cache_limit,
         "free": memory.free,
         "budget": memory.budget,
+        "caches": {
+            name: {"used": one.used, "limit": one.limit, "least": one.least}
+            for name, one in memory.caches.items()
+        },
     }
 
 

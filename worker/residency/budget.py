@@ -1,8 +1,9 @@
 """The byte budget of a device, and the share of each model.
 
 All numbers are known before a weight is read. A model's share holds its weights, the activations of
-a step, and a cache of fixed size. The sum of the shares of the models in memory never exceeds the
-budget.
+a step, and a fair part of the memory for caches. The sum of the shares of the models in memory
+never exceeds the budget. While models are in memory, `worker.cache_memory` moves what their caches
+have beyond their least.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jobs.errors import JobError
-from worker.backend import Footprint
+from worker.backend import Footprint, Reservation
 
 RESERVE = 1 / 8  # of what the budget has for caches, at least, where models are to fit together
 
@@ -23,11 +24,19 @@ class Share:
     weights: int
     activations: int
     cache: int
+    least_cache: int  # of this, what is always kept for the model while it is in memory
+    cache_limit: int | None = None  # that was given
     measured: bool = False  # the activations, on this machine
 
     @property
     def total(self) -> int:
         return self.weights + self.activations + self.cache
+
+    @property
+    def reservation(self) -> Reservation:
+        return Reservation(
+            self.weights + self.activations, self.least_cache, self.cache, self.cache_limit
+        )
 
     def __str__(self) -> str:
         return (
@@ -90,7 +99,7 @@ def share_out(
 
 def _least(one: Footprint, cache: int | None) -> Share:
     least = one.least_cache if cache is None else cache
-    return Share(one.weights, one.activations, least, one.activations_measured)
+    return Share(one.weights, one.activations, least, least, cache, one.activations_measured)
 
 
 def _grown(share: Share, cache: int) -> Share:

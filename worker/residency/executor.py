@@ -195,7 +195,7 @@ class PlanExecutor:
         if plan.load is not None:
             logger.info("loading %s", plan.load)
             self._served.enter(plan.load, State.LOADING)
-            load = plan.load, self._models[plan.load].sized_spec
+            load = self._models[plan.load]
         self._swap = Swap(self._backend, plan.unload, load, wake=self._wake, clock=self._clock)
 
     def _failed(self, name: str, error: JobError, now: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from worker.model_spec import ModelSpec
 from worker.residency.budget import Share
@@ -23,12 +23,8 @@ class Model:
     def names(self) -> set[str]:
         return {self.name, self.spec.reference, *self.spec.aliases}
 
-    @property
-    def sized_spec(self) -> ModelSpec:
-        return replace(self.spec, cache_bytes=self.share.cache)
 
-
-def first_models(models: Sequence[Model], budget: int) -> list[ModelSpec]:
+def first_models(models: Sequence[Model], budget: int) -> list[Model]:
     """The models that are loaded at the start: the pinned ones, then those with `preload` in their
     order, as long as they fit."""
     chosen = [one for one in models if one.policy.pin]
@@ -36,4 +32,4 @@ def first_models(models: Sequence[Model], budget: int) -> list[ModelSpec]:
         fits = sum(other.share.total for other in (*chosen, one)) <= budget
         if one.policy.preload and one not in chosen and fits:
             chosen.append(one)
-    return [one.sized_spec for one in chosen]
+    return chosen

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jobs.errors import JobError, failure_of
 from worker.backend import ModelInfo, SwappingBackend
-from worker.model_spec import ModelSpec
+from worker.residency.model import Model
 
 
 class Unloaded(NamedTuple):
@@ -52,19 +52,19 @@ Event = Unloaded | Loaded | LoadFailed | UnloadFailed | Ended
 
 
 class Swap:
-    """Begins at once. `unload`: the own names of models; `load`: the own name of another one and
-    its options. wake: called by the thread after the last event."""
+    """Begins at once. `unload`: the own names of models; `load`: another one. wake: called by the
+    thread after the last event."""
 
     def __init__(
         self,
         backend: SwappingBackend,
         unload: Sequence[str],
-        load: tuple[str, ModelSpec] | None,
+        load: Model | None,
         *,
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        self.loads = None if load is None else load[0]
+        self.loads = None if load is None else load.name
         self.unloads, self.began_at = bool(unload), clock()
         self._events: SimpleQueue[Event] = SimpleQueue()
         arguments = (self._events, backend, tuple(unload), load, wake, clock)
@@ -81,7 +81,7 @@ def _run(
     events: SimpleQueue[Event],
     backend: SwappingBackend,
     unload: Sequence[str],
-    load: tuple[str, ModelSpec] | None,
+    load: Model | None,
     wake: Callable[[], None],
     clock: Callable[[], float],
 ) -> None:
@@ -93,16 +93,17 @@ def _end(
     events: SimpleQueue[Event],
     backend: SwappingBackend,
     unload: Sequence[str],
-    load: tuple[str, ModelSpec] | None,
+    load: Model | None,
     clock: Callable[[], float],
 ) -> Event:
     """Download, unload, then load: models stay if the one that they make room for can't be had.
+    Before the load, the caches of the others give back what is kept for it.
     The thread that takes the events decides what follows from an error, whatever it is."""
     if load is not None:
         try:
-            backend.fetch(load[1])
+            backend.fetch(load.spec)
         except BaseException as error:
-            return LoadFailed(load[0], failure_of(error))
+            return LoadFailed(load.name, failure_of(error))
     try:
         for name in unload:
             backend.unload(name)
@@ -111,9 +112,10 @@ def _end(
         return UnloadFailed(failure_of(error))
     if load is None:
         return Ended()
-    begin = clock()
     try:
-        info = backend.load(load[1])
+        backend.reserve(load.spec, load.share.reservation)
+        begin = clock()
+        info = backend.load(load.spec)
     except BaseException as error:
-        return LoadFailed(load[0], failure_of(error))
-    return Loaded(load[0], info, clock() - begin)
+        return LoadFailed(load.name, failure_of(error))
+    return Loaded(load.name, info, clock() - begin)

@@ -13,6 +13,7 @@ from worker.cache.book import CacheBook
 from worker.cache.changes import CacheChange
 from worker.cache.pool import CachePool
 from worker.cache.sizes import CacheSizes
+from worker.cache_memory import alone
 from worker.checkpoint.config import GenerationDefaults
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, TokenEvent
@@ -35,7 +36,7 @@ class FakeLayer:
         self.rows: list[list[int]] = []
 
     def resize(self, slots: int, columns: int, *, keep: int) -> None:
-        kept = [row + [0] * (columns - len(row)) for row in self.rows[:keep]]
+        kept = [[*row, *[0] * columns][:columns] for row in self.rows[:keep]]
         self.rows = kept + [[0] * columns for _ in range(slots - keep)]
 
     def bytes_for(self, slots: int, columns: int) -> int:
@@ -82,7 +83,7 @@ def make_caches(
         return [FakeLayer(needs_clearing=needs_clearing)]
 
     pool = CachePool(layers, slots=slots)
-    book = Applied(CacheSizes(layers()), max_slots=slots, max_columns=columns, limit_bytes=limit)
+    book = Applied(CacheSizes(layers()), max_slots=slots, max_columns=columns, share=alone(limit))
     book.pool = pool
     return book, pool
 

@@ -12,6 +12,7 @@ import torch
 
 from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
+from tests.worker.engine.reserved import load_reserved
 from worker import Engine
 from worker.engine import activations
 from worker.engine.activations import FLOAT_BYTES, forward_peak
@@ -64,7 +65,7 @@ def test_a_load_measures_once_what_later_starts_count(
     first = host.footprint(spec)
     assert not first.activations_measured
     with caplog.at_level(logging.INFO, "worker"):
-        name = host.load(spec).name
+        name = load_reserved(host, spec).name
     assert "a step of 512 tokens takes 129.0 MB for activations" in caplog.text
     vocab = host._engines[name].vocab_size
     host.unload(name)
@@ -73,7 +74,7 @@ def test_a_load_measures_once_what_later_starts_count(
         counted = later.footprint(spec)
         assert counted.activations == MEASURED + sampling(vocab, 4)
         assert counted.activations_measured
-        later.load(spec)
+        load_reserved(later, spec)
     finally:
         later.close()
     assert measured == [512]
@@ -84,10 +85,10 @@ def test_another_shape_of_the_model_is_measured_for_itself(
     host: EngineHost, path: Path, measured: list[int], change: dict[str, Any]
 ) -> None:
     spec: dict[str, Any] = {"reference": str(path), "dtype": "fp32", "max_batch": 4}
-    host.unload(host.load(ModelSpec(**spec)).name)
+    host.unload(load_reserved(host, ModelSpec(**spec)).name)
     other = ModelSpec(**{**spec, **change})
     assert not host.footprint(other).activations_measured
-    host.load(other)
+    load_reserved(host, other)
     assert host.footprint(other).activations_measured
     assert measured == [512, 512]
 
@@ -102,7 +103,7 @@ def test_measured_activations_are_a_part_of_the_share(
 ) -> None:
     spec = ModelSpec(reference=str(path), dtype="fp32", max_batch=4)
     estimated = host.footprint(spec)
-    host.load(spec)
+    load_reserved(host, spec)
     found = host.footprint(spec)
     budget = found.weights + MEASURED + found.least_cache
     share_out([estimated], budget)
@@ -118,7 +119,7 @@ def test_a_step_that_has_no_memory_leaves_the_estimate(
 
     monkeypatch.setattr(activations, "forward_peak", fails)
     spec = ModelSpec(reference=str(path), dtype="fp32")
-    host.load(spec)
+    load_reserved(host, spec)
     assert not host.footprint(spec).activations_measured
 
 

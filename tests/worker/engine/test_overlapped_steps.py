@@ -113,7 +113,7 @@ def test_answers_with_all_options_are_those_without_overlap(folder: Path) -> Non
     assert answers(engine, requests, 1) == answers(plain, requests, 1)
     assert watches[0].launched == 0
     assert watches[1].launched > 20
-    assert engine._core.book._used == set()
+    assert engine._core.book._used == {}
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ def test_a_step_that_ends_at_any_line_changes_no_answer(
         (again,) = engine.generate([prompts[0]], GREEDY)
         assert again.token_ids == expected[tuple(prompts[0])]
         core = engine._core
-        assert core.book._used == set() and core.prefix._progress == {}, interrupt.raised_at
+        assert core.book._used == {} and core.prefix._progress == {}, interrupt.raised_at
         kept = core.book.kept
         assert kept.nbytes == sum(block.nbytes for block in kept._blocks.values())
         assert not any(block.references for block in kept._blocks.values()), interrupt.raised_at

@@ -20,6 +20,7 @@ from tests.worker.engine.fakes import (
 from worker.cache.book import CacheBook
 from worker.cache.changes import Resize
 from worker.cache.sizes import CacheSizes
+from worker.cache_memory import alone
 from worker.engine.scheduler import Scheduler
 from worker.engine.slots import Slots
 from worker.sampling.sampler import Sampled
@@ -166,7 +167,7 @@ def test_fail_all_ends_every_sequence_and_frees_its_slot() -> None:
 
 def test_a_plan_can_be_sent_to_another_process() -> None:
     sizes = CacheSizes([FakeLayer()])
-    book = CacheBook(sizes, max_slots=4, max_columns=CONTEXT, limit_bytes=1 << 30)
+    book = CacheBook(sizes, max_slots=4, max_columns=CONTEXT, share=alone(1 << 30))
     scheduler, sequence = Scheduler(book, Slots(3), step_tokens=1000), FakeSequence(300)
     scheduler.add(sequence)
     plan = scheduler.schedule()

@@ -154,7 +154,7 @@ def test_non_finite_logits_fail_their_sequence_alone(
     assert error is not None and f"not finite after {len(whole)} tokens" in error.message
     assert torch.cat(scores.rows).isfinite().all()
     assert sum(model.chunks) == len(whole) + 300
-    assert engine._core.book._used == set()
+    assert engine._core.book._used == {}
 
 
 def test_a_prompt_that_nothing_is_read_of_is_checked_at_its_end(

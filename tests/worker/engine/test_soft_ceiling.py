@@ -12,6 +12,7 @@ import torch
 
 from jobs.operations import CHAT
 from tests.worker.engine.chat_requests import WaitingSink, ask
+from tests.worker.engine.reserved import load_reserved
 from worker.device import Device
 from worker.host import soft_ceiling
 from worker.host.engine_host import EngineHost
@@ -156,7 +157,7 @@ def test_what_the_process_has_before_its_first_load_is_not_of_its_models(
 def test_a_worker_above_it_drops_the_prefixes_that_no_sequence_uses(
     host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = host.load(ModelSpec(reference=str(path), dtype="fp32", max_batch=4)).name
+    name = load_reserved(host, ModelSpec(reference=str(path), dtype="fp32", max_batch=4)).name
     kept = host._engines[name].book.kept
 
     def chat(text: str) -> Any:

@@ -114,4 +114,5 @@ def test_the_figures_have_load_and_speed_since_the_last_call(engine: Engine) -> 
         "cache_limit": 3,
         "free": 4,
         "budget": None,
+        "caches": {},
     }

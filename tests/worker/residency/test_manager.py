@@ -41,7 +41,7 @@ class Worker:
             Model(
                 name,
                 ModelSpec(reference=f"org/{name}", aliases=(f"{name}-alias",)),
-                Share(90, 10, 20),
+                Share(90, 10, 20, 10),
                 policies.get(name, ResidencyPolicy()),
             )
             for name in names or ("one", "two")
@@ -118,7 +118,7 @@ def test_a_model_is_loaded_for_the_first_job_under_any_of_its_names(worker: Work
     worker.queues = {"two-alias": Waiting(1, 0.0)}
     assert worker.round() == ["cold", "ready"]
     assert worker.served.open_names == dict.fromkeys(("org/two", "two-alias", "two"), "two")
-    assert worker.backend.loaded[0].cache_bytes == 20 and worker.opened == 1
+    assert worker.backend.resident == {"two": 120} and worker.opened == 1
 
 
 def test_a_swap_unloads_first_and_drains_what_runs(worker: Worker) -> None:
@@ -308,5 +308,5 @@ def test_what_is_loaded_at_the_start(
     policies: dict[str, Any], budget: int, first: Sequence[str]
 ) -> None:
     worker = Worker(**policies)
-    assert [one.reference for one in first_models(worker.models, budget)] == first
+    assert [one.spec.reference for one in first_models(worker.models, budget)] == first
     worker.backend.close()

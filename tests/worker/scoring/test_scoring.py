@@ -268,7 +268,7 @@ def test_a_bad_item_fails_alone(engine: Engine) -> None:
         assert isinstance(found.failure, JobError)
         assert (found.failure.code, found.continuations, found.text) == (code, None, None)
         assert words in found.failure.message
-    assert engine._core.book._used == set()
+    assert engine._core.book._used == {}
 
 
 def test_a_job_of_bad_items_alone_finishes(engine: Engine) -> None:
@@ -301,7 +301,7 @@ def test_non_finite_logits_are_the_error_of_their_item(
     assert second.continuations is not None
     outcome = outcome_of(engine, bad)
     assert outcome.error is not None and outcome.error.retryable
-    assert engine._core.book._used == set()
+    assert engine._core.book._used == {}
 
 
 def test_the_other_sequences_of_an_item_that_has_failed_are_cancelled(engine: Engine) -> None:
