@@ -224,6 +224,19 @@ def test_masks_change_their_rows_alone(model: Model) -> None:
     assert rows[0].isfinite().all() and rows[2].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_mask_keeps_the_numbers_of_legal_tokens_in_every_dtype(
+    qwen: Model, dtype: torch.dtype
+) -> None:
+    matcher = qwen.matcher(person())
+    before = torch.linspace(-3e4, 3e4, qwen.size).to(dtype).expand(2, -1)
+    rows = before.clone()
+    apply_masks(rows, [MaskedRow(0, matcher), MaskedRow(1, qwen.matcher(person()))])
+    legal = torch.zeros(qwen.size, dtype=torch.bool)
+    legal[list(qwen.legal(matcher))] = True
+    assert torch.equal(rows, before.masked_fill(~legal, float("-inf")))
+
+
 def test_a_mask_excludes_ids_beyond_its_words() -> None:
     """The width of logits need not be a multiple of 32."""
     model = MODELS["qwen"]
