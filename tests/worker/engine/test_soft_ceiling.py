@@ -150,7 +150,7 @@ def test_what_the_process_has_before_its_first_load_is_not_of_its_models(
     spec = ModelSpec(reference=str(path), dtype="fp32", max_batch=4)
     for resident in (700, 5000):  # before the first load, and before the second one
         monkeypatch.setattr(soft_ceiling, "resident_bytes", lambda found=resident: found)
-        host.unload(host.load(spec).name)
+        host.unload(load_reserved(host, spec).name)
     assert host._ceiling.in_use() == 4300
 
 
