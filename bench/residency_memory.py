@@ -1,10 +1,11 @@
 """The memory of a worker whose two models do not fit together, from outside, and its loads.
 
-    python -m bench.residency_memory MODEL MODEL --memory 2GiB [--jobs 400]
+    python -m bench.residency_memory MODEL MODEL --memory 2GiB [--jobs 400] [--host-memory 2GiB]
 
 Jobs of the models alternate. Memory is the sum of Pss (pages of mapped files included, shared ones
 in part) of the worker and its helper processes, above what they took before the first load. The
-first load of a model and those after it are printed as the worker's log has them.
+first load of a model and those after it are printed as the worker's log has them, with the median
+of the later ones beside the first: with --host-memory, that is a swap back.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 
 from jobs import ChatRequest, Client
 from jobs.embedded import EmbeddedRedis
@@ -77,13 +79,17 @@ def config(options: argparse.Namespace) -> str:
         f"[[models]]\nmodel = {json.dumps(model)}\npreload = false\nmax_batch = 8\ncontext = 512"
         for model in options.models
     ]
-    return "\n".join([f'memory = "{options.memory}"', f"max_wait = {options.max_wait}", *entries])
+    general = [f'memory = "{options.memory}"', f"max_wait = {options.max_wait}"]
+    if options.host_memory is not None:
+        general.append(f'host_memory = "{options.host_memory}"')
+    return "\n".join([*general, *entries])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs=2, metavar="MODEL")
     parser.add_argument("--memory", required=True)
+    parser.add_argument("--host-memory")
     parser.add_argument("--jobs", type=int, default=400)
     parser.add_argument("--max-wait", type=float, default=10.0)
     options = parser.parse_args()
@@ -107,6 +113,8 @@ def main() -> None:
             seconds.setdefault(name, []).append(taken)
         for name, loads in seconds.items():
             print(f"{name}: first load {loads[0]} s; later ones {', '.join(loads[1:]) or 'none'}")
+            if later := [float(one) for one in loads[1:]]:
+                print(f"{name}: swap back / first load {median(later) / float(loads[0]):.2f}")
 
 
 def run(client: Client, pid: int, options: argparse.Namespace, budget: int) -> None:

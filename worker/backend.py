@@ -98,6 +98,8 @@ class MemoryUse:
     free: int  # within the budget
     budget: int | None = None  # that all models together may take; None: no limit was given
     caches: Mapping[str, CacheUse] = field(default_factory=dict)  # by the names of the models
+    host_limit: int | None = None  # of host memory for models that are unloaded
+    kept: Mapping[str, int] = field(default_factory=dict)  # bytes there, by the names of the models
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,5 +238,6 @@ class SwappingBackend(Backend, Protocol):
         """Keep memory of the budget for a model before it is loaded. Waits until the sequences that
         have it end. Raises JobError if the models in memory leave too little."""
 
-    def unload(self, model: str) -> None:
-        """Free the memory of a model that has no requests. `model`: its own name."""
+    def unload(self, model: str, coming: ModelSpec | None = None) -> None:
+        """Free the memory of a model that has no requests. `model`: its own name. `coming`: another
+        one that is loaded next."""

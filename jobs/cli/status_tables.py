@@ -58,6 +58,10 @@ def print_tables(
         print_caches(workers)
     elif not loading:
         echo("no workers" if host is None else f"no workers on host {host}")
+    for one in workers:
+        if kept := one["memory"].get("kept"):
+            names = ", ".join(f"{model} ({_size(size)})" for model, size in kept.items())
+            echo(f"worker {one['name']} keeps in host memory: {names}")
     for worker in loading:
         echo(loading_text(worker))
     for worker in workers:

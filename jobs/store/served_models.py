@@ -27,6 +27,7 @@ class ServedModel(NamedTuple):
     pinned: bool
     weight_bytes: int | None
     share_bytes: int | None  # of the worker's budget; None without one
+    kept_bytes: int  # in host memory, so that it comes back without its files
     queued: int  # jobs in the queues of its names, which all its workers share
     oldest_s: float  # for how long the first of them has waited
 
@@ -51,6 +52,7 @@ def read_models(redis: Redis) -> list[ServedModel]:
                 pinned=about.get("pinned", False),
                 weight_bytes=about.get("weight_bytes"),
                 share_bytes=about.get("share_bytes"),
+                kept_bytes=worker["memory"].get("kept", {}).get(model, 0),
                 queued=sum(one.jobs for one in waits),
                 oldest_s=round(max((one.oldest for one in waits), default=0.0), 1),
             )

@@ -72,6 +72,8 @@ class MemoryStatus(TypedDict):
     free: NotRequired[Integer]
     budget: NotRequired[Integer | None]
     caches: NotRequired[dict[str, CacheStatus]]  # by the names of the models
+    host_limit: NotRequired[Integer | None]
+    kept: NotRequired[dict[str, Integer]]  # in host memory, by the names of the models
 
 
 class ModelStatus(TypedDict):

@@ -28,6 +28,7 @@ def commands(*words: str) -> list[WorkerCommand]:
             context,
             given["devices"],
             memory=given["memory"],
+            host_memory=given["host_memory"],
             http=given["http"],
             log_format="json",
         )
@@ -140,3 +141,10 @@ def test_the_budget_of_a_config_is_shared_as_well(
     assert [option(one, "--memory") for one in made] == [["30%"], ["30%"]]
     assert [option(one, "--device") for one in made] == [["cpu"], ["cpu"]]
     assert [option(one, "--config") for one in made] == [[str(config)]] * 2
+
+
+def test_host_memory_is_the_machine_s_for_all_workers_together() -> None:
+    found = commands("--devices", "cuda:0,cuda:1", "--memory", "90%", "--host-memory", "50%")
+    assert [option(one, "--host-memory") for one in found] == [["25%"], ["25%"]]
+    found = commands("--devices", "cpu:0-3,cpu:4-7", "--memory", "1GiB", "--host-memory", "1GiB")
+    assert [option(one, "--host-memory") for one in found] == [[str(2**30)], [str(2**30)]]

@@ -22,6 +22,7 @@ SCHEMA = Path(worker_config.__file__).with_name("worker-schema.json")
 FILE = """
 device = "cpu"
 memory = "90%"
+host_memory = "2GiB"
 max_wait = 60
 
 [[models]]
@@ -57,6 +58,7 @@ def test_two_models_differ_in_their_options(tmp_path: Path) -> None:
     (tmp_path / "template.jinja").write_text("")
     config = read(tmp_path, FILE)
     assert (config.device, config.memory, config.max_wait) == ("cpu", "90%", 60.0)
+    assert config.host_memory == "2GiB"
     assert [one.policy for one in config.models] == [
         ResidencyPolicy(pin=True, preload=True, keep_alive=inf),
         ResidencyPolicy(pin=False, preload=False, keep_alive=300.0),
@@ -87,6 +89,7 @@ def test_two_models_differ_in_their_options(tmp_path: Path) -> None:
         ("memory = '190%'\n[[models]]\nmodel = 'm'", "'190%' is no amount of memory"),
         ("device = 'gpu'\n[[models]]\nmodel = 'm'", "'gpu' is not a device"),
         ("[[models]]\nmodel = 'm'\nkeep_alive = 'soon'", "keep_alive 'soon': give seconds"),
+        ("host_memory = 'x'\n[[models]]\nmodel = 'm'", "'x' is no amount of memory"),
         ("max_wait = -1\n[[models]]\nmodel = 'm'", "max_wait"),
         ("models = []", "models is empty"),
         ("models", "is not TOML"),

@@ -5,18 +5,30 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
 
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
+from jobs.operations import CHAT
 from tests.gpu.conftest import DEVICE, Load
+from tests.worker.engine.chat_requests import WaitingSink, ask
 from worker import Engine
+from worker.backend import Reservation
+from worker.cache_memory import alone
 from worker.device import Device, choose_device
+from worker.engine.engine import EngineCore
+from worker.engine.slots import Slots
+from worker.host.engine_host import EngineHost
 from worker.loading.description import describe
 from worker.loading.find import find
+from worker.loading.host_memory import HostMemory
+from worker.loading.load import HostModels
+from worker.loading.load import load as load_model
 from worker.loading.preflight import Preflight, preflight
+from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
 
 pytestmark = pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="measures CUDA's memory")
@@ -136,3 +148,55 @@ def test_a_device_beyond_the_last_one_is_refused() -> None:
     for index in (count, 128, 256):  # torch takes an index modulo 256
         with pytest.raises(JobError, match=f"'cuda:{index}' is not available; .*cuda:{count - 1}"):
             choose_device(f"cuda:{index}")
+
+
+def test_a_swap_back_comes_from_pinned_memory(path: Path) -> None:
+    """The copy is filled by the load, stays beside the model on the GPU, and needs no file."""
+    host: HostModels = HostMemory(2**30)
+    spec, device = ModelSpec(reference=str(path)), Device(choose_device(DEVICE))
+    first = load_model(spec, device, host)
+    (size,) = host.kept.values()
+    assert size >= first.info.weight_bytes
+    prompt = [[7] * 100]
+    with torch.inference_mode():
+        before = torch.cuda.memory_allocated(DEVICE)
+        info = first.info
+        del first
+        gc.collect()
+        assert before - torch.cuda.memory_allocated(DEVICE) > 0.9 * info.weight_bytes
+    second = load_model(spec, device, host)
+    assert second.info == info and [*host.kept.values()] == [size]
+    engine = Engine.load(str(path), device=DEVICE)
+    cores = EngineCore(second, slots=Slots(1), context=1024, share=alone(64 * MIB))
+    expected = [one.token_ids for one in engine.generate(prompt, GREEDY)]
+    assert [one.token_ids for one in Engine(cores).generate(prompt, GREEDY)] == expected
+
+
+def test_the_caches_of_two_models_share_the_memory(path: Path, tmp_path: Path) -> None:
+    """Under a budget: what one has used, the other one gets."""
+    copytree(path, tmp_path / "twin")
+    probe = EngineHost(device=DEVICE)
+    specs = [ModelSpec(reference=str(one), max_batch=4) for one in (path, tmp_path / "twin")]
+    found = [probe.footprint(one) for one in specs]
+    probe.close()
+    total = 4 * found[0].least_cache
+    budget = sum(one.weights + one.activations for one in found) + total
+    host = EngineHost(device=DEVICE, memory=MemoryAmount(nbytes=budget))
+    names = []
+    for spec, one in zip(specs, found, strict=True):
+        fixed = one.weights + one.activations
+        host.reserve(spec, Reservation(fixed, one.least_cache, total // 2))
+        names.append(host.load(spec).name)
+    try:
+        for name in names:
+            for seed in range(16):
+                sink = WaitingSink()
+                text = " ".join(str(seed * 1000 + number) for number in range(150))
+                asked = ask(text, max_tokens=4, temperature=0, ignore_eos=True)
+                host.submit(CHAT, asked.model_copy(update={"model": name}), sink)
+                assert sink.wait().usage is not None
+                assert sum(one.cache for one in host.device.held) <= total
+        first, second = (one.cache for one in host.device.held)
+        assert second > total / 3 > 0 < first
+    finally:
+        host.close()

@@ -261,7 +261,7 @@ class FakeBackend:
         assert self._budget is None or self.peak_bytes <= self._budget
         return ModelInfo(**info)
 
-    def unload(self, model: str) -> None:
+    def unload(self, model: str, coming: ModelSpec | None = None) -> None:
         with self._lock:
             assert not [one for one in self._handles if one.request.model == model]
         del self.resident[model]

@@ -17,7 +17,7 @@ from worker.cli.own_command import own_command
 from worker.memory_amount import MemoryAmount
 
 # The supervisor has the value of these for each worker.
-OWN = frozenset({"devices", "device", "redis_url", "memory", "http", "log_format"})
+OWN = frozenset({"devices", "device", "redis_url", "memory", "host_memory", "http", "log_format"})
 HIGHEST_PORT = 2**16 - 1
 THREADS = "OMP_NUM_THREADS"  # torch computes on as many
 
@@ -37,14 +37,16 @@ def worker_commands(
     devices: Sequence[WorkerDevice],
     *,
     memory: MemoryAmount | None,
+    host_memory: MemoryAmount | None = None,
     http: tuple[str, int] | None,
     log_format: str,
 ) -> list[WorkerCommand]:
     """The command of the worker of each device. `ctx`: of this `chatjobs work`.
 
     A percentage of `memory` is of the memory of the machine, or of the container, for all workers
-    on its CPU together. The first worker listens at the port of `http`, each further one at the
-    next; port 0 is any free one. Raises JobError("invalid_request").
+    on its CPU together, one of `host_memory` for all workers. The first worker listens at the port
+    of `http`, each further one at the next; port 0 is any free one. Raises
+    JobError("invalid_request").
     """
     given = list(_given(ctx))
     on_cpu = sum(device.is_cpu for device in devices)
@@ -53,6 +55,8 @@ def worker_commands(
         own = [f"--device={device.option}", f"--log-format={log_format}"]
         if memory is not None:
             own.append(f"--memory={_memory(memory, on_cpu if device.is_cpu else 1)}")
+        if host_memory is not None:
+            own.append(f"--host-memory={_memory(host_memory, len(devices))}")
         if http is not None:
             own.append(f"--http={_address(http, number)}")
         environment = dict(os.environ)

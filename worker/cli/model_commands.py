@@ -101,8 +101,9 @@ def list_models(as_json: bool, redis_url: str) -> None:
     """List the models that jobs can name: those of the running workers, with their state, memory
     and queued jobs.
 
-    MEMORY is a model's share of --memory; for a worker without --memory, its weights. A model in
-    the download cache of a machine is not listed, unless a worker serves it.
+    A model that is "kept" is in --host-memory. MEMORY is a model's share of --memory; for a worker
+    without --memory, its weights. A model in the download cache of a machine is not listed, unless
+    a worker serves it.
     """
     from jobs.store.served_models import read_models
 
@@ -122,7 +123,8 @@ def list_models(as_json: bool, redis_url: str) -> None:
 
 def _cells(one: ServedModel) -> tuple[object, ...]:
     """The row of a model in the table."""
-    state = f"{one.state}, pinned" if one.pinned else one.state
+    kept = one.kept_bytes and one.state in ("cold", "unloaded")
+    state = one.state + ", pinned" * one.pinned + ", kept" * bool(kept)
     used = one.weight_bytes if one.share_bytes is None else one.share_bytes
     memory = "-" if used is None else f"{used / 2**20:,.0f} MiB"
     return one.model, state, one.queued, memory, one.device, one.worker

@@ -117,6 +117,16 @@ def _check_devices(
     "or of the container's limit, or a size such as 12GiB. [default: what is free]",
 )
 @click.option(
+    "--host-memory",
+    envvar="CHATJOBS_HOST_MEMORY",
+    show_envvar=True,
+    callback=_check_memory,
+    metavar="AMOUNT",
+    help="With --memory: host memory in which unloaded models stay, so that they come back without "
+    "their files; a percentage of the machine or a size. On the CPU it is in addition to --memory. "
+    "[default: none]",
+)
+@click.option(
     "--max-wait",
     type=Seconds(min=0),
     default=30,
@@ -239,6 +249,7 @@ def work(
     device: str,
     devices: tuple[WorkerDevice, ...],
     memory: MemoryAmount | None,
+    host_memory: MemoryAmount | None,
     max_wait: float,
     dtype: str,
     quantize: str | None,
@@ -271,8 +282,9 @@ def work(
 
     With --devices this process has a worker process for each device, with the other options: it
     starts one again that dies, hands signals down, and says with its exit code how they ended. A
-    percentage of --memory is for all workers on the CPU together, a size for each worker; the first
-    worker takes the port of --http, each further one the next.
+    percentage of --memory is for all workers on the CPU together, one of --host-memory for all
+    workers, and a size for each worker; the first worker takes the port of --http, each further one
+    the next.
     """
     upstream_models: list[ModelSpec] | None = None
     if upstream is not None:
@@ -334,12 +346,23 @@ def work(
             device = found.device
         if found.memory is not None and not _is_given("memory"):
             memory = MemoryAmount.parse(found.memory)
+        if found.host_memory is not None and not _is_given("host_memory"):
+            host_memory = MemoryAmount.parse(found.host_memory)
     if memory is None and _is_given("max_wait"):
         raise click.UsageError("--max-wait needs --memory: without it, all models stay in memory")
+    if memory is None and host_memory is not None:
+        raise click.UsageError(
+            "--host-memory needs --memory: without it, all models stay in memory"
+        )
     form = log_form(log_format)
     try:
         commands = worker_commands(
-            click.get_current_context(), devices, memory=memory, http=http, log_format=form
+            click.get_current_context(),
+            devices,
+            memory=memory,
+            host_memory=host_memory,
+            http=http,
+            log_format=form,
         )
     except JobError as error:
         raise refusal(error) from None
@@ -378,6 +401,7 @@ def work(
                 backend = EngineHost(
                     device=device,
                     memory=memory,
+                    host_memory=host_memory,
                     interactive_slots=interactive_slots,
                     preempt=preempt,
                     state_dir=state_dir,

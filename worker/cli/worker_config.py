@@ -123,6 +123,10 @@ class WorkerConfig(Checked):
     memory: Amount | None = Field(
         default=None, description="that all models together may take: 90% of the device, 12GiB"
     )
+    host_memory: Amount | None = Field(
+        default=None,
+        description="host memory in which unloaded models stay: 50% of the machine, 12GiB",
+    )
     max_wait: Annotated[float, Field(ge=0)] | None = Field(
         default=None,
         description="seconds that a job waits for its model before models with waiting jobs make "

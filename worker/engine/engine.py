@@ -34,7 +34,7 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
 from worker.engine.speculation import make_speculation
-from worker.loading.load import LoadedModel, check_context, load, memory_named
+from worker.loading.load import HostModels, LoadedModel, check_context, load, memory_named
 from worker.model_spec import ModelSpec
 from worker.processes.tuning import keep_memory
 from worker.sampling.bad_words import bad_word_ids
@@ -85,6 +85,7 @@ class EngineCore:
         # An engine that nobody has is freed at once.
         share.holder = cast(Holder, weakref.proxy(self))
         self.loaded, self.state_of = loaded, loaded.state_of
+        self.draft = None if drafting is None else drafting.loaded
         limits = devices.limits(self.device)
         stride = limits.stride if slots.batch == 1 else None
         self.prefix = PrefixCache(
@@ -129,16 +130,17 @@ class EngineCore:
         spec: ModelSpec,
         *,
         device: Device,
+        host: HostModels | None = None,
         interactive_slots: int | None = 0,
         preempt: bool = False,
         on_work: Callable[[], None] = lambda: None,
         draw: Draw = draw,
     ) -> EngineCore:
-        """Load a model. `interactive_slots`, `preempt`: see `Slots`; `draw`: see `ModelRunner`.
-        Raises JobError."""
+        """Load a model; `host` may have it. `interactive_slots`, `preempt`: see `Slots`; `draw`:
+        see `ModelRunner`. Raises JobError."""
         with memory_named(spec.reference, device):
-            drafting = drafting_of(spec, device)
-            loaded = load(spec, device)
+            drafting = drafting_of(spec, device, host)
+            loaded = load(spec, device, host)
         if device.torch.type == "cpu":
             keep_memory()
         if spec.context is not None:
@@ -332,6 +334,7 @@ class EngineCore:
         self.book.close()
         self.runner.close()
         self._meter.close()
+        self.draft = None
         del self.loaded, self.state_of
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

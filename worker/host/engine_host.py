@@ -28,14 +28,15 @@ from worker.backend import (
     Reservation,
     Sink,
 )
-from worker.device import Device, choose_device
+from worker.device import Device, choose_device, total_bytes
 from worker.engine.engine import EngineCore
 from worker.engine.footprint import footprint
 from worker.engine.prompt_caches import keep_sessions, pin_prompt_cache, read_prompt_cache
 from worker.engine.runner import Draw
 from worker.host.preparer import Preparation, Preparer
 from worker.host.soft_ceiling import SoftCeiling
-from worker.loading.load import fetch
+from worker.loading.host_memory import HostMemory
+from worker.loading.load import HostModels, fetch, keep
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
 from worker.option_values import STATE_BYTES
@@ -92,7 +93,8 @@ class Counters(NamedTuple):
 
 class EngineHost:
     """Implements `worker.backend.SwappingBackend`. `memory`: that all models together may take;
-    None: what is free when each is loaded. `interactive_slots`, `preempt`: see `Slots`, of each
+    None: what is free when each is loaded. `host_memory`: in which models stay that are unloaded;
+    on the CPU it comes in addition. `interactive_slots`, `preempt`: see `Slots`, of each
     model. `state_dir`: folder for the state of sessions, at most `state_bytes`. `draw`: see
     `ModelRunner`.
 
@@ -105,6 +107,7 @@ class EngineHost:
         *,
         device: str = "auto",
         memory: MemoryAmount | None = None,
+        host_memory: MemoryAmount | None = None,
         interactive_slots: int | None = None,
         preempt: bool = True,
         state_dir: Path | None = None,
@@ -112,16 +115,23 @@ class EngineHost:
         draw: Draw = draw,
     ) -> None:
         self.device = Device(choose_device(device), memory)
+        # Models that were unloaded, in host memory.
+        self._kept: HostModels | None = None
+        if host_memory is not None:
+            machine = torch.device("cpu")
+            self._kept = HostMemory(host_memory.of(total_bytes(machine), "the machine"))
         # By their own names, and by all that requests may use. Both are replaced, never changed:
         # any thread may read them.
         self._engines: dict[str, EngineCore] = {}
         self._by_name: dict[str, EngineCore] = {}
+        self._specs: dict[str, ModelSpec] = {}  # by their own names
         # The engines, and what those have counted that are unloaded: replaced together.
         self._counted: tuple[tuple[EngineCore, ...], Counters] = ((), Counters())
         self._work = threading.Event()
         self._load_engine = partial(
             EngineCore.load,
             device=self.device,
+            host=self._kept,
             interactive_slots=interactive_slots,
             preempt=preempt,
             on_work=self._work.set,
@@ -171,6 +181,8 @@ class EngineHost:
             caches={
                 one.owner: CacheUse(one.cache, one.cache_limit, one.cache_least) for one in held
             },
+            host_limit=None if self._kept is None else self._kept.limit,
+            kept={} if self._kept is None else self._kept.kept,
         )
 
     def footprint(self, spec: ModelSpec) -> Footprint:
@@ -191,8 +203,8 @@ class EngineHost:
         # cores and halve the speed, so the engine thread loads as well.
         return self._execute(partial(self._load, spec))
 
-    def unload(self, model: str) -> None:
-        self._execute(partial(self._unload, model))
+    def unload(self, model: str, coming: ModelSpec | None = None) -> None:
+        self._execute(partial(self._unload, model, coming))
 
     def room(self, model: str, *, bulk: bool) -> int:
         engine = self._engine(model)
@@ -212,6 +224,8 @@ class EngineHost:
         for engine in engines.values():
             self.device.remove(engine)
             engine.close()
+        if self._kept is not None:
+            self._kept.clear()
 
     def _coming(self, engine: EngineCore) -> dict[str, int]:
         """Number of sequences whose prompts are not prepared yet."""
@@ -248,6 +262,8 @@ class EngineHost:
     def _load(self, spec: ModelSpec) -> ModelInfo:
         self._loading = True
         self._ceiling.before_load()
+        if self._kept is not None and self._kept.drop_changed(spec):
+            _collect()
         try:
             engine = self._load_engine(spec)
             if engine.chat_obstacle is not None:
@@ -261,23 +277,29 @@ class EngineHost:
             self._loading = False
             self.device.caches.abandon(spec.reference)
         self.device.add(engine)
+        self._specs[engine.info.name] = spec
         self._set((*self._engines.values(), engine))
         names = (*spec.aliases, spec.reference, engine.info.name)
         self._by_name = {**self._by_name, **dict.fromkeys(names, engine)}
         freeze_gc_heap()
         return engine.info
 
-    def _unload(self, name: str) -> None:
+    def _unload(self, name: str, coming: ModelSpec | None) -> None:
         engine, before = self._engines[name], resident_bytes()
         self._by_name = {one: kept for one, kept in self._by_name.items() if kept is not engine}
         past = self._counted[1].plus(Counters.of(engine))
         self._set([kept for kept in self._engines.values() if kept is not engine], past)
         self.device.remove(engine)
-        weights = engine.weight_bytes
+        weights, spec = engine.weight_bytes, self._specs.pop(name)
+        loaded, draft = engine.loaded, engine.draft
         engine.close()
+        if self._kept is not None:
+            keep(spec, loaded, self._kept, coming)
+            if spec.draft_spec is not None and draft is not None:
+                keep(spec.draft_spec, draft, self._kept, coming)
+        del loaded, draft
         del engine
-        unfreeze_gc_heap()  # what was loaded is in cycles that only the collector frees
-        freeze_gc_heap()
+        _collect()
         trim_heap()
         if self.device.torch.type == "cuda":
             torch.cuda.empty_cache()
@@ -335,6 +357,12 @@ class EngineHost:
         for engine in self._engines.values():
             engine.trim()
         trim_heap()
+
+
+def _collect() -> None:
+    """Free models that nothing uses: they are in cycles, and were spared from the collector."""
+    unfreeze_gc_heap()
+    freeze_gc_heap()
 
 
 def _run(command: Callable[[], Any], future: Future[Any]) -> None:

@@ -7,18 +7,20 @@ from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import Device
 from worker.loading.description import describe
 from worker.loading.find import find
-from worker.loading.load import LoadedModel, load
+from worker.loading.load import HostModels, LoadedModel, load
 from worker.loading.preflight import Preflight, preflight
 from worker.model_spec import ModelSpec
 
 
-def load_draft(spec: ModelSpec, target: ModelSpec, device: Device) -> LoadedModel:
+def load_draft(
+    spec: ModelSpec, target: ModelSpec, device: Device, host: HostModels | None
+) -> LoadedModel:
     """Compare two models by their headers, and load the draft. Call it before the target is
     loaded. Raises JobError("invalid_request") if one can't draft for the other, and the errors of
     `load`."""
     small, large = _look(spec, device), _look(target, device)
     _check(spec.reference, small, target.reference, large)
-    return load(spec, device)
+    return load(spec, device, host)
 
 
 def _look(spec: ModelSpec, device: Device) -> Preflight:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
@@ -18,16 +19,19 @@ from jobs.errors import JobError, invalid
 from worker.backend import ModelInfo
 from worker.checkpoint import weights
 from worker.checkpoint.config import GenerationDefaults
+from worker.checkpoint.headers import Checkpoint
 from worker.checkpoint.source import ModelSource
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.constraints.grammars import CompiledGrammar, Grammars, of_request
 from worker.constraints.reasoning import Thinking, by_harmony, by_tags, literal
 from worker.constraints.vocabulary import grammar_vocabulary
 from worker.device import Device, device_name, is_out_of_memory
+from worker.layers.transfer import is_accelerator
 from worker.layers.weights.compression import compression_of
 from worker.layers.weights.storage import ProductKind
 from worker.loading.description import describe
 from worker.loading.find import find
+from worker.loading.host_memory import CopiedCheckpoint, HostMemory, Kept, Stamps, stamps_of
 from worker.loading.preflight import Preflight, preflight
 from worker.loading.tool_syntax import parser_maker, tool_syntax
 from worker.model_spec import ModelSpec
@@ -64,6 +68,7 @@ class LoadedModel:
     tool_syntax: str | None  # of the calls in answers
     harmony: bool  # completions are in the harmony format
     bos: str  # with which prompts begin even if the template doesn't write it; "" if none
+    files: Stamps  # that it was read from
 
     @property
     def chat_obstacle(self) -> str | None:
@@ -155,8 +160,16 @@ def _inside(tags: ReasoningTags, prompt: Prompt) -> bool:
     return prompt.text.rstrip().endswith(tags.opening) or tags.left_open(prompt.continued)
 
 
-def load(spec: ModelSpec, device: Device) -> LoadedModel:
-    """Check everything that can be checked, then read the weights. Raises JobError."""
+HostModels = HostMemory[LoadedModel]
+
+
+def load(spec: ModelSpec, device: Device, host: HostModels | None = None) -> LoadedModel:
+    """Check everything that can be checked, then read the weights. A model that `host` has is not
+    read again. Raises JobError."""
+    kept = None if host is None else host.take(spec)
+    if kept is not None:
+        logger.info("%s comes from host memory", spec.reference)
+        return kept.restore()
     compression = compression_of(spec.quantize)
     source = find(spec.reference, spec.download_dir)
     described = describe(source, spec.chat_template)
@@ -171,30 +184,80 @@ def load(spec: ModelSpec, device: Device) -> LoadedModel:
         checked.require_room()
         if checked.how is not None:
             logger.info("%s: %s", spec.reference, checked.how)
-        place = Placement(
-            checked.dtype,
-            device.torch,
-            compression.apply if compression else None,
-            keep_quantised=spec.keep_quantised,
-        )
-        config = described.config
-        model = FAMILIES[config.model_type](config.fields, checked.tied, place)
-        weights.load(model.weight_map(), checkpoint, config.quantization)
+        files = stamps_of(_files_of(source, spec, checkpoint))
+
+        def build(weights_of: Checkpoint) -> Model:
+            place = Placement(
+                checked.dtype,
+                device.torch,
+                compression.apply if compression else None,
+                keep_quantised=spec.keep_quantised,
+            )
+            config = described.config
+            model = FAMILIES[config.model_type](config.fields, checked.tied, place)
+            weights.load(model.weight_map(), weights_of, config.quantization)
+            return model
+
+        copied = None
+        nbytes = sum(one.end - one.begin for one in checkpoint.tensors.values())
+        if host is not None and is_accelerator(device.torch) and host.make_room(nbytes):
+            copied = CopiedCheckpoint(checkpoint)
+        first = build(copied or checkpoint)
         fingerprint = _fingerprint(checkpoint.fingerprint(), checked)
-    return LoadedModel(
-        info=_info(checked, fingerprint),
-        source=source,
-        model=model,
-        device=device.torch,
-        dtype=checked.dtype,
-        tokenizer=checked.tokenizer,
-        template=template,
-        defaults=described.defaults,
-        tags=reasoning_tags(checked.tokenizer, template.source) if template else None,
-        tool_syntax=syntax,
-        harmony=writes_harmony(checked.tokenizer),
-        bos=bos,
-    )
+
+    def loaded(model: Model) -> LoadedModel:
+        return LoadedModel(
+            info=_info(checked, fingerprint),
+            source=source,
+            model=model,
+            device=device.torch,
+            dtype=checked.dtype,
+            tokenizer=checked.tokenizer,
+            template=template,
+            defaults=described.defaults,
+            tags=reasoning_tags(checked.tokenizer, template.source) if template else None,
+            tool_syntax=syntax,
+            harmony=writes_harmony(checked.tokenizer),
+            bos=bos,
+            files=files,
+        )
+
+    if host is not None and copied is not None:
+        again = partial(_again, loaded, build, copied)
+        host.keep(spec, Kept(source.name, again, nbytes, files, stays=True))
+    return loaded(first)
+
+
+def keep(
+    spec: ModelSpec, model: LoadedModel, host: HostModels, coming_back: ModelSpec | None
+) -> None:
+    """Keep a model that leaves the CPU as it is, if there is room; see `HostMemory.make_room`."""
+    nbytes = model.info.weight_bytes
+    if not is_accelerator(model.device) and host.make_room(nbytes, coming_back):
+        model.model.forget_steps()
+        host.keep(spec, Kept(model.info.name, lambda: model, nbytes, model.files, stays=False))
+
+
+def _again(
+    loaded: Callable[[Model], LoadedModel],
+    build: Callable[[Checkpoint], Model],
+    weights_of: Checkpoint,
+) -> LoadedModel:
+    return loaded(build(weights_of))
+
+
+def _files_of(source: ModelSource, spec: ModelSpec, checkpoint: Checkpoint) -> set[Path]:
+    """The files that a model is read from. Of a model of the hub, also those that name its
+    revision."""
+    path = source.path
+    files = {header.file for header in checkpoint.tensors.values()}
+    files |= {one for one in path.iterdir() if one.is_file()} if path.is_dir() else {path}
+    if spec.chat_template is not None:
+        files.add(spec.chat_template)
+    snapshots = (path if path.is_dir() else path.parent).parent
+    if snapshots.name == "snapshots":
+        files |= {one for one in (snapshots.parent / "refs").rglob("*") if one.is_file()}
+    return files
 
 
 def fetch(spec: ModelSpec) -> None:

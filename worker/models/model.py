@@ -83,6 +83,9 @@ class Model(Protocol):
     def make_caches(self) -> list[LayerCache]:
         """A new, empty cache for each layer."""
 
+    def forget_steps(self) -> None:
+        """Drop what was recorded of steps, with the memory and the caches that it refers to."""
+
     def rotation(self, prompt_length: int) -> tuple[int, ...]:
         """Equal for prompt lengths whose tokens are rotated equally, so that one prompt may begin
         with the state of another."""
@@ -266,6 +269,9 @@ class Decoder:
 
     def rotation(self, prompt_length: int) -> tuple[int, ...]:
         return tuple(rope.variant(prompt_length) for rope in self._ropes)
+
+    def forget_steps(self) -> None:
+        self._replay, self._graphs = Replay(), Graphs()
 
     def make_caches(self) -> list[LayerCache]:
         return [layer.make_cache() for layer in self._layers]

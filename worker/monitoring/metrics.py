@@ -128,6 +128,12 @@ class WorkerCollector(Collector):
         ]
         labels = ["model_name", "kind"]
         yield gauge("chatjobs_kv_cache_bytes", "Memory of the KV caches.", caches, labels)
+        if memory.host_limit is not None:
+            kept = [((model,), nbytes) for model, nbytes in memory.kept.items()]
+            documentation, labels = "Weights in host memory.", ["model_name"]
+            yield gauge("chatjobs_host_memory_bytes", documentation, kept, labels)
+            limit = memory.host_limit
+            yield gauge("chatjobs_host_memory_limit_bytes", "Most bytes of these.", limit)
 
     def _of_jobs(self) -> Iterator[Metric]:
         jobs = self._sources.jobs

@@ -48,6 +48,8 @@ def memory_status(memory: MemoryUse) -> MemoryStatus:
             name: {"used": one.used, "limit": one.limit, "least": one.least}
             for name, one in memory.caches.items()
         },
+        "host_limit": memory.host_limit,
+        "kept": dict(memory.kept),
     }
 
 

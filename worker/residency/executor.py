@@ -143,7 +143,7 @@ class PlanExecutor:
             self._swap = self._target_since = None
             match event:
                 case Loaded(name, info, seconds):
-                    logger.info("loaded %s in %.1f s", name, seconds)
+                    logger.info("loaded %s in %.3f s", name, seconds)
                     self._swaps += swap.unloads
                     self.loaded(name, info, seconds)
                     loaded = True

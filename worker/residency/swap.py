@@ -106,7 +106,7 @@ def _end(
             return LoadFailed(load.name, failure_of(error))
     try:
         for name in unload:
-            backend.unload(name)
+            backend.unload(name, None if load is None else load.spec)
             events.put(Unloaded(name))
     except BaseException as error:
         return UnloadFailed(failure_of(error))

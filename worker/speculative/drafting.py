@@ -12,7 +12,7 @@ from worker.device import Device
 from worker.layers.cache import LayerCache
 from worker.loading.draft import load_draft
 from worker.loading.find import find
-from worker.loading.load import LoadedModel
+from worker.loading.load import HostModels, LoadedModel
 from worker.loading.preflight import smallest_window
 from worker.model_spec import NGRAM, ModelSpec
 from worker.models.model import Model
@@ -58,7 +58,7 @@ class Drafting:
         )
 
 
-def drafting_of(spec: ModelSpec, device: Device) -> Drafting | None:
+def drafting_of(spec: ModelSpec, device: Device, host: HostModels | None = None) -> Drafting | None:
     """Check the options and load the draft, if it is a model; the model that it drafts for has not
     been loaded yet. Raises JobError."""
     if spec.draft is None:
@@ -86,4 +86,4 @@ def drafting_of(spec: ModelSpec, device: Device) -> Drafting | None:
             "draft_tokens",
         )
     logger.info("drafts for %s: %s, at most %s", spec.reference, spec.draft, counted(most, "token"))
-    return Drafting(most, None if draft is None else load_draft(draft, spec, device))
+    return Drafting(most, None if draft is None else load_draft(draft, spec, device, host))

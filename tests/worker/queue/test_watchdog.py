@@ -115,4 +115,6 @@ def test_the_figures_have_load_and_speed_since_the_last_call(engine: Engine) -> 
         "free": 4,
         "budget": None,
         "caches": {},
+        "host_limit": None,
+        "kept": {},
     }

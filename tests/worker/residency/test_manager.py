@@ -280,7 +280,7 @@ def test_an_unload_that_fails_ends_the_worker(
 ) -> None:
     worker.load("one")
 
-    def fail(name: str) -> None:
+    def fail(name: str, coming: ModelSpec | None) -> None:
         raise RuntimeError("requested by the test")
 
     monkeypatch.setattr(worker.backend, "unload", fail)
