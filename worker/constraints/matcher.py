@@ -18,12 +18,13 @@ class Matcher:
         self.inner = start.deep_copy()
         self.stops = stops
         self._last = ends | stops
-        self._after = 0  # tokens from the stop on, which are no part of the answer
+        self._after = 0  # tokens from the stop on, which the grammar does not count
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Add tokens to the answer."""
         for token_id in token_ids:
-            if self._after or (token_id in self.stops and self.inner.is_accepting()):
+            stops = token_id in self.stops and self.inner.is_accepting()
+            if self._after or stops or self.inner.is_stopped():
                 self._after += 1
             else:
                 self.inner.consume_token(token_id)

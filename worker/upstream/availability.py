@@ -32,12 +32,12 @@ class Away(Exception):
     """The upstream does not answer now; it may come back by itself."""
 
 
-async def read_models(client: httpx2.AsyncClient, address: Address) -> Models:
+async def read_models(http: httpx2.AsyncClient, address: Address) -> Models:
     """The models of an upstream. Raises Away, and JobError if an operator has to change
     something."""
     url = f"{address}/models"
     try:
-        response = await client.get(url, timeout=LIST_SECONDS)
+        response = await http.get(url, timeout=LIST_SECONDS)
     except httpx2.TransportError as error:
         raise Away(f"the upstream {address} does not answer: {describe(error)}") from None
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:

@@ -170,6 +170,18 @@ def test_tokens_can_be_taken_back(model: Model) -> None:
     assert model.legal(matcher) == before
 
 
+def test_tokens_after_the_end_can_be_taken_back_with_those_before_it(qwen: Model) -> None:
+    """A draft model draws on after the end, where no token is legal."""
+    matcher = qwen.matcher(person())
+    matcher.advance(qwen.ids('{"name": "ab", "age": 12\n'))
+    before = qwen.legal(matcher)
+    draft = [*qwen.ids("}"), *qwen.ends, *qwen.ids("a")]
+    matcher.advance(draft)
+    assert matcher.whole
+    matcher.rollback(len(draft))
+    assert qwen.legal(matcher) == before
+
+
 def test_a_token_that_is_not_legal_ends_in_an_error_and_stays_there(qwen: Model) -> None:
     matcher = qwen.matcher(person())
     matcher.advance(qwen.ids("dog"))

@@ -402,6 +402,7 @@ def test_a_cancelled_job_closes_its_connection(
     def answer(exchange: Exchange) -> None:
         exchange.begin()
         exchange.chunk(content="half an ")
+        assert next(chunk.text for chunk in jobs[0].stream() if chunk.text) == "half an "
         jobs[0].cancel()
         if exchange.closed():
             closed.set()
