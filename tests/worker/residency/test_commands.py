@@ -130,9 +130,7 @@ def test_a_model_that_is_pinned_during_its_unload_comes_back(
     worker.residency._budget = 240
     worker.load("two")
     go, unload = threading.Event(), worker.backend.unload
-    monkeypatch.setattr(
-        worker.backend, "unload", lambda name, **options: (go.wait(), unload(name, **options))
-    )
+    monkeypatch.setattr(worker.backend, "unload", lambda *given: (go.wait(), unload(*given)))
     away: Task = ModelCommands(worker.residency).handlers["unload"]({"model": "two"})
     next(away)
     worker.now += 1.0
