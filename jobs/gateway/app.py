@@ -17,6 +17,7 @@ from jobs.errors import JobError
 from jobs.gateway import failures
 from jobs.gateway.endpoints import REQUEST_ID
 from jobs.gateway.gateway import Gateway
+from jobs.gateway.hosts import LocalHosts
 from jobs.gateway.routes import chat, completions, health, models
 
 FAMILIES = (health, models, chat, completions)
@@ -50,7 +51,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return _Identified(app)
+    return _Identified(app if gateway.settings.api_key_file else LocalHosts(app))
 
 
 class _Identified:

@@ -16,6 +16,7 @@ from jobs.errors import ErrorCode, JobError
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2  # after which a client may try again
+SHOWN = 200  # characters of a path or an id in a message
 
 STATUS: dict[ErrorCode, int] = {
     "invalid_request": 400,
@@ -111,7 +112,7 @@ def _reply(error: JobError, headers: Mapping[str, str]) -> HttpError:
 async def http_exception(request: Request, error: Exception) -> Response:
     """The reply for a path or a method that there is none of."""
     assert isinstance(error, HTTPException)
-    asked = f"{request.method} {request.url.path}"
+    asked = f"{request.method} {request.scope['path'][:SHOWN]}"
     headers = dict(error.headers or {})
     if error.status_code == 404:
         message = f"there is no route {asked}: docs/http.md lists the routes"

@@ -9,7 +9,7 @@ from typing import Any
 from jobs.client.aio import AsyncClient
 from jobs.client.job import AsyncJob
 from jobs.errors import JobError
-from jobs.gateway.failures import HttpError
+from jobs.gateway.failures import SHOWN, HttpError
 from jobs.gateway.served import ServedModels
 from jobs.gateway.settings import Settings
 from jobs.gateway.tenants import ApiKeys, Tenant
@@ -40,7 +40,7 @@ class Gateway:
                 return self.client.job(job_id), state
         raise HttpError(
             404,
-            f"no job {job_id[:200]!r}: it was never submitted, or its result has expired",
+            f"no job {job_id[:SHOWN]!r}: it was never submitted, or its result has expired",
             "not_found",
             "id",
         )

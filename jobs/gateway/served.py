@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jobs.api.wire import describe
 from jobs.gateway.failures import HttpError
 from jobs.operations import CHAT
 from jobs.store.connection.protocol import Connection, run_async
@@ -80,7 +81,7 @@ def unknown_model(name: str, models: Mapping[str, Model]) -> HttpError:
     served = ", ".join(models) or "none"
     return HttpError(
         404,
-        f"the model {name!r} does not exist: models served now: {served}",
+        f"the model {describe(name)} does not exist: models served now: {served}",
         "model_not_found",
         "model",
     )

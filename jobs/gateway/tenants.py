@@ -12,6 +12,7 @@ import hmac
 import logging
 import os
 import re
+import stat
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -139,6 +140,8 @@ class ApiKeys:
             return
         self._version = version
         try:
+            if version is None:
+                raise invalid(f"{path} is no file that can be read")
             self._use(_read(path))
         except JobError as error:
             logger.warning("the keys that were read before stay in use: %s", error.message)
@@ -157,10 +160,12 @@ class ApiKeys:
 
 
 def _version(path: Path) -> tuple[int, ...] | None:
-    """What changes with the file; None if there is none."""
+    """What changes with the file; None if there is none, or a pipe, which would be waited for."""
     try:
         found = os.stat(path)
     except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
 
@@ -171,7 +176,9 @@ def _read(path: Path) -> dict[str, tuple[list[bytes], int | None]]:
         content = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise invalid(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise invalid(f"{path} is nested too deep") from None
+    except ValueError as error:
         raise invalid(f"{path} is not TOML: {error}") from None
     tenants = content.get("tenants")
     if content.keys() - {"tenants"} or not isinstance(tenants, dict) or not tenants:

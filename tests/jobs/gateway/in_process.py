@@ -42,7 +42,7 @@ def ask(
             gateway = Gateway(Settings(**SETTINGS | (settings or {})), connected)
             transport = httpx2.ASGITransport(make_app(gateway), raise_app_exceptions=False)
             async with httpx2.AsyncClient(
-                transport=transport, base_url="http://gateway", timeout=None
+                transport=transport, base_url="http://localhost", timeout=None
             ) as http:
                 return await http.request(method, path, **call)
 

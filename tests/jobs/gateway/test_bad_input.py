@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 from tests.worker.site import Site
 
 PATH = "/v1/chat/completions"
-HEAD = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 def reply_to(gateway: GatewayProcess, *sent: bytes) -> tuple[int, dict[str, Any]]:
@@ -52,7 +52,7 @@ def test_a_body_of_200_mb_is_refused_and_not_kept(site: Site, start: Start) -> N
 @pytest.mark.parametrize(
     "sent",
     [
-        [b"GET /health HTTP/1.1\r\n", b"host: x"],
+        [b"GET /health HTTP/1.1\r\n", b"host: localhost"],
         [b""],
     ],
 )

@@ -107,3 +107,16 @@ def test_pages_of_other_origins_may_call_only_if_they_are_named() -> None:
         settings={"cors_origins": ("https://app.example",)},
     )
     assert named.headers["access-control-allow-origin"] == "https://app.example"
+
+
+def test_a_long_name_is_not_given_back() -> None:
+    long = "x" * 30_000
+    with FakeWorker("Hello") as worker:
+        body = {"model": long, "messages": [{"role": "user", "content": "hi"}]}
+        for reply in (
+            send(worker, "POST", "/v1/chat/completions", json=body),
+            send(worker, "GET", f"/v1/models/{long}"),
+            send(worker, "GET", f"/v1/chat/completions/{long}"),
+            send(worker, "GET", f"/{long}"),
+        ):
+            assert reply.status_code == 404 and len(reply.content) < 1000

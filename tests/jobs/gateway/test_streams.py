@@ -98,7 +98,8 @@ def send(gateway: GatewayProcess, body: object) -> None:
     """Send a request whose reply nobody reads."""
     content = json.dumps(body).encode()
     connection = gateway.connect()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+    head += "content-type: application/json\r\n"
     connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
     CONNECTIONS.append(connection)
 

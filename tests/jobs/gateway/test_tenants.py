@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,16 @@ def test_a_changed_file_is_read_without_a_restart_and_a_broken_one_is_not(
     monkeypatch.setattr(tenants, "LOOK_SECONDS", 0.0)
     keys = ApiKeys(file)
     before = keys.tenant_of("Bearer first")
-    for broken in ("not toml", "[tenants.a]\nkeys = []", None):
+    deep, number = f"x = {'[' * 10_000}", f"x = {'9' * 5000}"
+    for broken in ("not toml", "[tenants.a]\nkeys = []", deep, number, None):
         file.unlink() if broken is None else file.write_text(broken)
-        assert keys.tenant_of("Bearer first") is before
-        assert "stay in use" in caplog.text
+        for _ in range(2):
+            assert keys.tenant_of("Bearer first") is before
+        assert len(caplog.messages) == 1 and "stay in use" in caplog.text
         caplog.clear()
+    os.mkfifo(file)
+    assert keys.tenant_of("Bearer first") is before  # it does not wait for the other end
+    file.unlink()
     file.write_text('[tenants.a]\nkeys = ["new"]\n')
     assert keys.tenant_of("Bearer new") is before
     with pytest.raises(HttpError):
@@ -123,3 +129,28 @@ def test_other_addresses_need_keys() -> None:
         Settings(**settings, host=host, api_key_file=Path("f")).check()
     for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
         Settings(**settings, host=host).check()
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:8000"])
+def test_a_gateway_without_keys_is_called_by_names_of_this_machine(host: str) -> None:
+    with FakeWorker("Hello") as worker:
+        reply = send(worker, "POST", PATH, json=BODY, headers={"host": host})
+        assert reply.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example", "10.0.0.1"]
+)
+def test_a_site_that_rebinds_its_name_is_refused(file: Path, host: str) -> None:
+    with FakeWorker("Hello") as worker:
+        for path in ("/health", "/v1/models", "/v1/nothing"):
+            reply = send(worker, "GET", path, headers={"host": host})
+            assert (reply.status_code, reply.json()["error"]["code"]) == (403, "host_not_allowed")
+            assert "x-request-id" in reply.headers
+        assert send(worker, "POST", PATH, json=BODY, headers={"host": host}).status_code == 403
+        assert worker.requests == []
+        headers = {"host": host, "authorization": "Bearer first"}
+        settings = {"api_key_file": file}
+        assert (
+            send(worker, "GET", "/v1/models", headers=headers, settings=settings).status_code == 200
+        )
