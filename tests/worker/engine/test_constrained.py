@@ -14,6 +14,8 @@ from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.chat_requests import WaitingSink
 from tests.worker.engine.chat_requests import ask as ask_plainly
 from worker import Engine
+from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Sequence
 from worker.sampling.inputs import SamplingInput
 
 SCHEMA = {
@@ -182,6 +184,39 @@ def test_a_sequence_that_begins_anew_has_the_state_of_its_output(engine: Engine)
     assert again.matcher.inner.compute_bitmask() == stepped.matcher.inner.compute_bitmask()
     first = SamplingInput(params, 0, prompt.token_ids).matcher
     assert first and first.inner.compute_bitmask() != again.matcher.inner.compute_bitmask()
+
+
+def test_a_preempted_answer_has_its_form(
+    folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = {"enum": ["abc", "defg"]}
+    schema = {"type": "array", "items": items, "minItems": 28, "maxItems": 28}
+    fields = {"guided_json": schema, "max_tokens": 480, "temperature": 1}
+    requests = [ask(**fields, seed=seed) for seed in range(4)]
+    alone = [engine.chat(request) for request in requests]
+    longest = max(one.usage.total_tokens for one in alone if one.usage)
+    limit = engine._core.book.bytes_for_one(longest) * 2  # all may start, two may finish
+    tight = Engine.load(str(folder), device="cpu", max_batch=4, cache_bytes=limit)
+    preempted: list[int] = []
+    preempt = Scheduler._preempt
+
+    def watched(self: Scheduler, sequence: Sequence) -> None:
+        preempted.append(len(sequence.output_ids))
+        preempt(self, sequence)
+
+    monkeypatch.setattr(Scheduler, "_preempt", watched)
+    sinks = [WaitingSink() for _ in requests]
+    chats = [tight.submit(one, sink) for one, sink in zip(requests, sinks, strict=True)]
+    while not all(chat.done for chat in chats):
+        tight.step()
+    answers = [sink.completion() for sink in sinks]
+    tight.close()
+    assert any(preempted)  # within their answers
+    for answer in answers:
+        assert answer.choices[0].finish_reason == "stop"
+        value = json.loads(answer.text)
+        assert len(value) == 28 and {*value} <= {"abc", "defg"}
+    assert [answer.text for answer in answers] == [one.text for one in alone]
 
 
 @pytest.mark.parametrize("draft", ["ngram", "itself"])
