@@ -191,7 +191,7 @@ def test_a_preempted_answer_has_its_form(
 ) -> None:
     items = {"enum": ["abc", "defg"]}
     schema = {"type": "array", "items": items, "minItems": 28, "maxItems": 28}
-    fields = {"guided_json": schema, "max_tokens": 480, "temperature": 1}
+    fields: dict[str, Any] = {"guided_json": schema, "max_tokens": 480, "temperature": 1}
     requests = [ask(**fields, seed=seed) for seed in range(4)]
     alone = [engine.chat(request) for request in requests]
     longest = max(one.usage.total_tokens for one in alone if one.usage)
