@@ -27,7 +27,8 @@ from jobs.gateway.failures import RETRY_SECONDS, HttpError
 logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # without "." and ":", which end the name in others
-HASHED = re.compile(r"sha256:([0-9a-f]{64})")
+HASH = "sha256:"  # begins the hash of a key in the place of the key
+HASHED = re.compile(rf"{HASH}([0-9a-fA-F]{{64}})")
 FIELDS = {"keys", "open"}
 LOOK_SECONDS = 1.0  # between two looks at the file
 
@@ -199,6 +200,8 @@ def _tenant(place: str, name: str, table: Any) -> tuple[list[bytes], int | None]
         raise invalid(f"{place}: open must be an integer of at least 1")
     if not all(isinstance(key, str) and key and key == key.strip() for key in keys):
         raise invalid(f"{place}: a key is a text without spaces around it")
+    if any(key.startswith(HASH) and not HASHED.fullmatch(key) for key in keys):
+        raise invalid(f"{place}: {HASH} must be followed by the 64 hexadecimal digits of a hash")
     return [_digest(key) for key in keys], limit
 
 

@@ -19,7 +19,7 @@ from tests.jobs.gateway.in_process import send
 
 PATH = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
-HASH = hashlib.sha256(b"third").hexdigest()
+HASH = hashlib.sha256(b"third").hexdigest().upper()
 KEYS = f'[tenants.a]\nkeys = ["first", "second"]\nopen = 1\n[tenants.b]\nkeys = ["sha256:{HASH}"]\n'
 
 
@@ -72,6 +72,7 @@ def test_a_changed_file_is_read_without_a_restart_and_a_broken_one_is_not(
         ("[tenants.a]\n", "needs keys"),
         ('[tenants.a]\nkeys = [""]', "a text without spaces"),
         ('[tenants.a]\nkeys = ["x"]\nopen = 0', "at least 1"),
+        ('[tenants.a]\nkeys = ["sha256:abcd"]', "64 hexadecimal digits"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
