@@ -139,6 +139,13 @@ def test_a_stop_token_of_the_request_is_legal_at_the_end_only(model: Model) -> N
     assert model.follow("a", matcher)
 
 
+def test_a_stop_token_of_the_request_before_the_end_is_an_error(qwen: Model) -> None:
+    form = grammars.of_regex("[0-9]{2}", "regex")
+    matcher = qwen.compiled(form).matcher(qwen.ends | {qwen.spare})
+    matcher.advance([*qwen.ids("4"), qwen.spare])
+    assert matcher.error is not None
+
+
 @pytest.mark.parametrize(("spaces", "legal"), [(0, True), (1, True), (8, True), (9, False)])
 def test_white_space_in_json_has_at_most_eight_characters(
     qwen: Model, spaces: int, legal: bool

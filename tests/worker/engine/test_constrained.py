@@ -219,6 +219,33 @@ def test_a_preempted_answer_has_its_form(
     assert [answer.text for answer in answers] == [one.text for one in alone]
 
 
+@pytest.mark.parametrize("draft", [None, "itself"])
+def test_a_constrained_answer_goes_on_after_a_failed_step(
+    folder: Path, engine: Engine, draft: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sampling input is made again from the tokens that the answer has."""
+    request = ask(**FORM, temperature=0)
+    model = str(folder)
+    failing = Engine.load(model, device="cpu", max_batch=2, draft=draft and model)
+    core, steps = failing._core, 0
+    draw = core.runner.draw
+
+    def fail_once(*given: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 9:
+            raise RuntimeError("a step fails")
+        return draw(*given)
+
+    monkeypatch.setattr(core.runner, "draw", fail_once)
+    sinks = [WaitingSink() for _ in range(2)]
+    chats = [failing.submit(request, sink) for sink in sinks]
+    while not all(chat.done for chat in chats):
+        failing.step()
+    assert [sink.completion().text for sink in sinks] == valid(engine.chat(request)) * 2
+    failing.close()
+
+
 @pytest.mark.parametrize("draft", ["ngram", "itself"])
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_drafts_do_not_change_a_constrained_answer(
