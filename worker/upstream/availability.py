@@ -1,4 +1,4 @@
-"""Whether an upstream can be used: it answers, takes the key and has the models.
+"""Asks an upstream whether it can be used: that it answers, takes the key and has the models.
 
 Nothing is sent to one that can't be. It is asked again, after longer and longer pauses, until it
 can be used.
