@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,20 @@ def test_memory_follows_the_jobs_of_two_models(site: Site, tmp_path: Path) -> No
     def caches() -> dict[str, CacheStatus]:
         return read_workers(site.redis)[0]["memory"].get("caches", {})
 
-    def run(model: str, first: int) -> list[Any]:
-        texts = [" ".join(map(str, range(one, one + WORDS))) for one in range(first, first + 24)]
-        return [site.submit(text, model=model, max_tokens=4) for text in texts]
+    def submit(model: str, first: int) -> Iterator[Any]:
+        for one in range(first, first + 24):
+            text = " ".join(map(str, range(one, one + WORDS)))
+            yield site.submit(text, model=model, max_tokens=4)
 
-    for job in run("demo", 0):
+    # One by one: how much stays after jobs that run together depends on how many do.
+    for job in submit("demo", 0):
         job.result(timeout=600)
     wait_until(lambda: caches()["demo"]["used"] > total // 4 and not caches()["twin"]["used"])
-    for job in run("twin", 100):
+    for job in submit("twin", 100):
         job.result(timeout=600)
     wait_until(lambda: caches()["twin"]["used"] > total // 4)
     assert caches()["demo"]["used"] <= total - caches()["twin"]["used"]
-    for job in [*run("demo", 200), *run("twin", 300)]:
+    for job in [*submit("demo", 200), *submit("twin", 300)]:
         assert job.result(timeout=600).choices[0].finish_reason
     assert sum(one["used"] for one in caches().values()) <= total
     assert {one["least"] for one in caches().values()} == {found.least_cache}
