@@ -13,8 +13,9 @@ from torch import Tensor
 from worker.kernels import gpu
 from worker.layers.weights.quantised_tensor import QuantisedTensor
 
-# Values of the weight that are dequantised for one product of a large batch.
-LARGE_PRODUCT_VALUES = 1 << 24
+# Values of the weight that are dequantised for one product of a large batch, 128 MiB in bf16. With
+# fewer, a product is too small for the device.
+LARGE_PRODUCT_VALUES = 1 << 26
 
 
 def kernels() -> Any:
