@@ -27,6 +27,7 @@ RECORDER = "chatjobs:recorder"  # the recorder that has looked at the outboxes l
 RECORDERS = "chatjobs:recorders"  # sorted set: recorder processes, by the end of their status in ms
 BACKLOG = "chatjobs:backlog"  # hash: rows and bytes in all outboxes, as counted last; expires
 WANTED = "chatjobs:wanted"  # set: runs whose rows somebody waits for; they are written at once
+ID = "chatjobs:id"  # random id of the queues in this Redis: a request that comes back has it
 RESULTS = "chatjobs:results"  # JSON: id, host and path of the results folder of all workers
 BARRIER = "chatjobs:barrier"  # pub/sub: a write that WAIT waits for; nobody subscribes
 LIMITS = "chatjobs:limits"  # hash: the limits that an operator has set

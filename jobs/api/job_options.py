@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from jobs.api.row_keys import MAX_ROW
+from jobs.api.via import queues_of
 from jobs.api.wire import Number, Text, Wire, describe
 from jobs.keys import JOB_ID, RUN_ID, SESSION_ID
 
@@ -108,6 +109,8 @@ class JobOptions(Wire):
     # Seconds that Redis keeps the result; None: of the client, or a day, an hour for bulk jobs.
     result_ttl: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None
     tags: list[Text] | None = None
+    # The queues that the request has passed through; a gateway sets it.
+    via: Annotated[list[Text], AfterValidator(queues_of)] | None = None
 
     @model_validator(mode="after")
     def _check_time(self) -> Self:

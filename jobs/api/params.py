@@ -57,6 +57,7 @@ class JobFields(TypedDict, total=False):
     result_ttl: int | None
     retries: int | None
     tags: Sequence[str] | None
+    via: Sequence[str] | None
 
 
 class _OpenAIOptions(TypedDict, total=False):

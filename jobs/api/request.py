@@ -147,7 +147,8 @@ class ChatRequest(Sampling):
 
     The job:
         job                       id, run, row, repeat, custom_id, target, session, turn, priority,
-                                  tenant, delay, at, ttl, retries, result_ttl, tags
+                                  tenant, delay, at, ttl, retries, result_ttl, tags,
+                                  via
         user, metadata            kept with the request
         store                     false: the row has neither the prompt nor the answer
     """

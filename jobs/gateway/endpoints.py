@@ -10,6 +10,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jobs.gateway.gateway import Gateway
+from jobs.gateway.loops import refuse_loop
 from jobs.gateway.tenants import Tenant
 
 REQUEST_ID = "chatjobs.request_id"  # in the scope: the value of x-request-id
@@ -26,6 +27,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         tenant = self._gateway.keys.tenant_of(request.headers.get("authorization"))
+        await refuse_loop(request, self._gateway.client.connection)
         with tenant.opened():
             reply = await self._handle(request, tenant)
             await reply(scope, receive, send)

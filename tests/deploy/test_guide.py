@@ -53,7 +53,7 @@ def test_the_files_that_the_guide_names_are_shipped(page: Path) -> None:
 def test_each_shipped_file_is_named_in_the_documentation() -> None:
     pages = [
         *GUIDE,
-        *(ROOT / "docs" / name for name in ("metrics.md", "operations.md", "scale.md")),
+        *(ROOT / "docs" / name for name in ("metrics.md", "operations.md", "upstream.md")),
     ]
     text = "\n".join(page.read_text("utf-8") for page in pages)
     files = [path for path in DEPLOY.rglob("*") if path.is_file()]

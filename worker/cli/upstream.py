@@ -27,8 +27,8 @@ TAKEN = frozenset(
 )
 
 
-def open_upstream(url: str, interactive_slots: int | None) -> UpstreamHost:
-    """The backend of an upstream, which it does not ask yet."""
+def open_upstream(url: str, redis_url: str, interactive_slots: int | None) -> UpstreamHost:
+    """The backend of an upstream, which it does not ask yet. `redis_url`: of the jobs."""
     if find_spec("httpx2") is None:
         raise Unavailable(f"--upstream needs httpx2: {command_for('upstream')}")
     from worker.upstream.address import Address
@@ -36,9 +36,25 @@ def open_upstream(url: str, interactive_slots: int | None) -> UpstreamHost:
 
     try:
         address = Address.parse(url, os.environ)
+        name = _queue_id(redis_url)
     except JobError as error:
         raise refusal(error) from None
-    return UpstreamHost(address, interactive_slots=interactive_slots)
+    return UpstreamHost(address, name, interactive_slots=interactive_slots)
+
+
+def _queue_id(redis_url: str) -> str:
+    import redis
+
+    from jobs.store.connection.connect import connect, redis_failure
+    from jobs.store.queue_id import read_queue_id
+
+    client = connect(redis_url)
+    try:
+        return read_queue_id(client)
+    except redis.RedisError as error:
+        raise redis_failure(client, error) from None
+    finally:
+        client.close()
 
 
 def upstream_specs(models: Sequence[str], max_batch: int | None) -> list[ModelSpec]:

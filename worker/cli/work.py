@@ -390,7 +390,7 @@ def work(
         try:
             backend: Backend
             if upstream is not None:
-                backend = open_upstream(upstream, interactive_slots)
+                backend = open_upstream(upstream, url, interactive_slots)
             else:
                 from worker.host.engine_host import EngineHost
 

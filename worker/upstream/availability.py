@@ -15,10 +15,11 @@ from typing import Any
 
 import httpx2
 
+from jobs.api.via import LOOP
 from jobs.encoding import from_json
 from jobs.errors import JobError
 from worker.upstream.address import KEY_VARIABLE, Address
-from worker.upstream.faults import NotNow, fault_of
+from worker.upstream.faults import NotNow, fault_of, message_of
 
 Models = Mapping[str, Mapping[str, Any]]  # entries of the list of models, by their names
 
@@ -48,6 +49,9 @@ async def read_models(http: httpx2.AsyncClient, address: Address) -> Models:
         said = address.masked(meaning.message).replace("the upstream", f"the upstream {address}", 1)
         if isinstance(fault, NotNow):
             raise Away(said)
+        kind = response.headers.get("content-type", "")
+        if message_of(kind, response.content)[1] == LOOP:
+            raise JobError("invalid_request", said, "upstream")
         if response.status_code in (401, 403):
             raise JobError("unavailable", f"{said}; is {KEY_VARIABLE} right?")
         raise JobError("unavailable", f"{said}; it has no list of models at {url}: check the URL")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import httpx2
@@ -57,6 +57,7 @@ class Exchange:
         self,
         request: ChatRequest,
         body: str,
+        headers: Mapping[str, str],
         sink: Sink,
         client: httpx2.AsyncClient,
         address: Address,
@@ -67,7 +68,7 @@ class Exchange:
         self.sequences = request.n or 1
         self.bulk = request.job.priority == "bulk"
         self.answer = Answer(request)
-        self._body = body.encode()
+        self._body, self._headers = body.encode(), headers
         self._sink, self._progress = sink, ProgressQueue()
         self._client, self._address, self._availability = client, address, availability
         self._loop, self._on_end = loop, on_end
@@ -149,7 +150,10 @@ class Exchange:
         self.answer.started_at = clock.now()
         try:
             async with self._client.stream(
-                "POST", f"{self._address}/chat/completions", content=self._body
+                "POST",
+                f"{self._address}/chat/completions",
+                content=self._body,
+                headers=self._headers,
             ) as response:
                 await self._read(response)
         except (

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx2
 
+from jobs.api.via import HEADER, to_header
 from jobs.errors import JobError, invalid
 from jobs.operations import CHAT, Operation, Request
 from worker.backend import UNKNOWN_CONTEXT, Health, MemoryUse, ModelInfo, Sink
@@ -53,11 +54,15 @@ class Remote(NamedTuple):
 
 
 class UpstreamHost:
-    """Implements `worker.backend.Backend`. `interactive_slots`: sequences of each model that bulk
-    jobs leave to interactive ones; None: a sixteenth."""
+    """Implements `worker.backend.Backend`. `queue_id`: of the queues whose jobs it is given.
+    `interactive_slots`: sequences of each model that bulk jobs leave to interactive ones; None: a
+    sixteenth."""
 
-    def __init__(self, address: Address, *, interactive_slots: int | None = None) -> None:
+    def __init__(
+        self, address: Address, queue_id: str, *, interactive_slots: int | None = None
+    ) -> None:
         self._address, self._interactive_slots = address, interactive_slots
+        self._queue_id = queue_id
         # By all names that requests may use. Replaced, never changed: any thread may read it.
         self._models: dict[str, Remote] = {}
         self._lock = threading.Lock()  # held to change and to read the following
@@ -67,7 +72,11 @@ class UpstreamHost:
         self._error: str | None = None
         self._loop = asyncio.new_event_loop()
         self._client = httpx2.AsyncClient(
-            headers={**address.headers, "content-type": "application/json"},
+            headers={
+                **address.headers,
+                HEADER: to_header([queue_id]),
+                "content-type": "application/json",
+            },
             timeout=httpx2.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS),
         )
@@ -141,9 +150,18 @@ class UpstreamHost:
                 f"the upstream {self._address}: start one with chatjobs work --model for them",
                 "items",
             )
+        passed = request.job.via or []
+        if self._queue_id in passed:
+            raise invalid(
+                f"the job is from this queue already, and would come back to it without end: the "
+                f"upstream {self._address} is a gateway that leads here; give --upstream the "
+                "server that has the model",
+                "job.via",
+            )
         exchange = Exchange(
             request,  # type: ignore[arg-type]  # CHAT's
             body_of(request, remote.name, str(self._address)),  # type: ignore[arg-type]
+            {HEADER: to_header([*passed, self._queue_id])},
             sink,
             self._client,
             self._address,

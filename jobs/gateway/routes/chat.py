@@ -26,6 +26,7 @@ from jobs.gateway.events import DONE, EventStream, event, nothing
 from jobs.gateway.failures import JsonReply, failed
 from jobs.gateway.gateway import Gateway
 from jobs.gateway.leaving import ClientLeft, until_left
+from jobs.gateway.loops import keep_via
 from jobs.gateway.options import take_background, wants_usage
 from jobs.gateway.tenants import Tenant
 from jobs.operations import CHAT
@@ -59,6 +60,7 @@ class _Chat:
             return await self._resume(request, tenant, job_id, cursor, background)
         if stream is None:
             body["stream"] = False  # nobody follows
+        keep_via(request, body)
         job = await self._gateway.submit(tenant, body)
         set_request_id(request, job.id)
         if stream is True:

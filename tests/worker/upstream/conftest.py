@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jobs.store.queue_id import read_queue_id
 from tests.worker.site import QUICK, Site
 from tests.worker.upstream.fake_server import FakeServer, serving
 from worker.model_spec import ModelSpec
@@ -35,7 +36,7 @@ def burst(site: Site, server: FakeServer) -> Burst:
 
     def run(max_batch: int | None = None, key: str = "", **options: Any) -> None:
         environ = {"CHATJOBS_UPSTREAM_API_KEY": key} if key else {}
-        host = UpstreamHost(Address.parse(server.url, environ))
+        host = UpstreamHost(Address.parse(server.url, environ), read_queue_id(site.redis))
         spec = ModelSpec(reference="there", aliases=("fake",), max_batch=max_batch)
         options = {**QUICK, "burst": True, "redis_url": site.url, "results": site.folder, **options}
         serve(host, [spec], **options)
