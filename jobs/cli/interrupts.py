@@ -2,12 +2,14 @@
 something to undo or to say, and calls a function where code may not be interrupted at any line.
 
 While modules are imported, a KeyboardInterrupt would end in a traceback or be lost in an extension.
+One that is raised in a destructor is lost as well: Python only prints it. It is raised again.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False  # without `typing`: this is imported before Ctrl-C is handled
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+AGAIN_SECONDS = 0.01  # after which a KeyboardInterrupt that was lost is raised again
 
 
 def exit_on_interrupt() -> None:
@@ -30,10 +33,20 @@ def interrupts_raise() -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) is not _exit:
         yield
         return
+    before = sys.unraisablehook
+
+    def raise_again(lost: Any) -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            _interrupt_later()
+        else:
+            before(lost)
+
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.unraisablehook = raise_again
     try:
         yield
     finally:
+        sys.unraisablehook = before
         signal.signal(signal.SIGINT, _exit)
 
 
@@ -59,6 +72,17 @@ def interrupts_call(stop: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
         yield lambda: stopped
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _interrupt_later() -> None:
+    """From a thread: here the KeyboardInterrupt would be lost again."""
+    import threading
+
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(AGAIN_SECONDS, signal.pthread_kill, (main, signal.SIGINT))
+    timer.daemon = True
+    timer.start()
 
 
 def _exit(signum: int, frame: Any) -> NoReturn:

@@ -66,6 +66,27 @@ def test_ctrl_c_while_modules_are_imported(target: str, words: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_ctrl_c_in_a_destructor_is_not_lost() -> None:
+    code = (
+        "import os, select, signal\n"
+        "from jobs.cli.interrupts import exit_on_interrupt, interrupts_raise\n"
+        "class Freed:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "exit_on_interrupt()\n"
+        "with interrupts_raise():\n"
+        "    try:\n"
+        "        Freed()\n"
+        "        select.select([], [], [])  # until a signal\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('raised')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("raised\n", "", 0)
+
+
 def test_ctrl_c_while_a_model_is_loaded(redis_url: str, tmp_path: Path) -> None:
     words = ["work", "-m", "demo", "--redis", redis_url, "--results", str(tmp_path)]
     code = (
