@@ -20,7 +20,7 @@ from jobs.cli.options import (
 )
 from jobs.cli.output import log_to_stderr
 from jobs.cli.stderr import keep_writing
-from jobs.gateway.settings import MAX_BODY, MAX_CONNECTIONS, Settings
+from jobs.gateway.settings import MAX_BODY, MAX_CONNECTIONS, MAX_FILE, Settings
 
 NEEDED = {
     "starlette": "starlette",
@@ -68,6 +68,14 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Largest body of a request.",
 )
 @click.option(
+    "--max-file",
+    type=click.IntRange(min=1024),
+    default=MAX_FILE,
+    show_default=True,
+    metavar="BYTES",
+    help="Largest file that is uploaded.",
+)
+@click.option(
     "--max-connections",
     type=click.IntRange(min=1),
     default=MAX_CONNECTIONS,
@@ -88,6 +96,7 @@ def serve(
     forwarded_allow_ips: str | None,
     cors_origins: tuple[str, ...],
     max_body: int,
+    max_file: int,
     max_connections: int,
     log_format: str,
     quiet: bool,
@@ -120,6 +129,7 @@ def serve(
         forwarded_allow_ips=forwarded_allow_ips,
         cors_origins=cors_origins,
         max_body=max_body,
+        max_file=max_file,
         max_connections=max_connections,
     )
     try:

@@ -16,11 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jobs.errors import JobError
 from jobs.gateway import failures
 from jobs.gateway.endpoints import REQUEST_ID
+from jobs.gateway.files.sweeping import sweep_files
 from jobs.gateway.gateway import Gateway
 from jobs.gateway.hosts import LocalHosts
-from jobs.gateway.routes import chat, completions, health, models
+from jobs.gateway.leaving import end
+from jobs.gateway.routes import chat, completions, files, health, models
 
-FAMILIES = (health, models, chat, completions)
+FAMILIES = (health, models, chat, completions, files)
 
 
 def make_app(gateway: Gateway) -> ASGIApp:
@@ -28,7 +30,9 @@ def make_app(gateway: Gateway) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        sweeping = asyncio.create_task(sweep_files(gateway.settings.results))
         yield
+        await end(sweeping)
         await gateway.client.close()
 
     origins = list(gateway.settings.cors_origins)

@@ -21,7 +21,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     """The whole body. Raises HttpError 413 for more than `limit` bytes, 408 after `seconds`."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
-        await _discard(request)
+        await discard(request)
         raise _too_large(int(declared), limit)
     body = bytearray()
     try:
@@ -40,7 +40,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     if len(body) > limit:
         size = len(body)
         del body
-        await _discard(request)
+        await discard(request)
         raise _too_large(size, limit)
     return bytes(body)
 
@@ -77,7 +77,7 @@ def _too_large(size: int, limit: int) -> HttpError:
     )
 
 
-async def _discard(request: Request) -> None:
+async def discard(request: Request) -> None:
     """Take the rest of a body, for a while; a client that waits for permission sends none."""
     if "expect" in request.headers:
         return

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,6 +19,11 @@ from jobs.gateway.tenants import ApiKeys, Tenant
 from jobs.keys import JOB_ID
 from jobs.store.connection.protocol import run_async
 from jobs.store.job_state import JobState, Status, read_state
+from jobs.store.results_folder import read_id, record_as_steps
+
+WAIT_SECONDS = 2.0  # for Redis
+
+logger = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -62,6 +70,28 @@ class Gateway:
         submit: Any = self.client.submit_many  # checks the requests
         jobs: list[AsyncJob] = await submit(requests)
         return jobs
+
+    async def check_results(self) -> None:
+        """Raises HttpError unless the results folder is that of the workers, if there are any."""
+        root = self.settings.results
+        steps = record_as_steps(time.monotonic() + WAIT_SECONDS)
+        record = await run_async(steps, self.client.connection)
+        if record is None or record.id == await asyncio.to_thread(read_id, root):
+            return
+        logger.error(
+            "%s is not the results folder of the workers on this Redis, which is %s on %s: select "
+            "that folder with --results DIR, on a disk that this machine shares",
+            root.absolute(),
+            record.path,
+            record.host,
+        )
+        raise HttpError(
+            500,
+            "the gateway has another results folder than the workers, and keeps no files there: "
+            "its log has both",
+            "internal",
+            headers={"x-should-retry": "false"},
+        )
 
     async def cancel(self, job: AsyncJob[Any, Any]) -> None:
         """Its client has gone. A process that is stopping has closed the connection itself."""

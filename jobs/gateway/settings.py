@@ -9,6 +9,7 @@ from pathlib import Path
 from jobs.errors import invalid
 
 MAX_BODY = 16 * 2**20
+MAX_FILE = 200 * 2**20
 MAX_CONNECTIONS = 10_000
 
 
@@ -26,6 +27,7 @@ class Settings:
     forwarded_allow_ips: str | None = None  # proxies whose X-Forwarded-* headers are believed
     cors_origins: tuple[str, ...] = ()
     max_body: int = MAX_BODY
+    max_file: int = MAX_FILE
     max_connections: int = MAX_CONNECTIONS
     ping_seconds: float = 15.0  # from one byte of a stream to the next
     read_seconds: float = 60.0  # for the head of a request, and for its body

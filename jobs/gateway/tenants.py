@@ -29,16 +29,19 @@ logger = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # without "." and ":", which end the name in others
 HASH = "sha256:"  # begins the hash of a key in the place of the key
 HASHED = re.compile(rf"{HASH}([0-9a-fA-F]{{64}})")
-FIELDS = {"keys", "open"}
+LIMITS = ("open", "files_bytes")
+FIELDS = ("keys", *LIMITS)
 LOOK_SECONDS = 1.0  # between two looks at the file
 
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """Who sends a request. `name`: None without keys. `limit`: of its open requests here."""
+    """Who sends a request. `name`: None without keys. `limit`: of its open requests here.
+    `files_bytes`: of its files."""
 
     name: str | None = None
     limit: int | None = None
+    files_bytes: int | None = None
     open: int = field(default=0, init=False)
 
     @contextmanager
@@ -94,6 +97,7 @@ class ApiKeys:
         [tenants.acme]
         keys = ["sk-…", "sha256:…"]   # a key, or the SHA-256 of one in hexadecimal digits
         open = 50                     # requests that may be open at the same time
+        files_bytes = 10_000_000_000  # of all its files
 
     `path`: None for a gateway without keys. Raises InvalidRequest for a file that can't be used.
     """
@@ -149,12 +153,13 @@ class ApiKeys:
             return
         logger.info("read the keys of %d tenants from %s", len(self._tenants), path)
 
-    def _use(self, found: dict[str, tuple[list[bytes], int | None]]) -> None:
+    def _use(self, found: dict[str, tuple[list[bytes], dict[str, int]]]) -> None:
         tenants = {}
         hashes = []
-        for name, (digests, limit) in found.items():
+        for name, (digests, limits) in found.items():
             tenant = self._tenants.get(name) or Tenant(name)  # it may have open requests
-            tenant.limit = limit
+            tenant.limit = limits.get("open")
+            tenant.files_bytes = limits.get("files_bytes")
             tenants[name] = tenant
             hashes += [(digest, tenant) for digest in digests]
         self._tenants, self._hashes = tenants, hashes
@@ -171,8 +176,8 @@ def _version(path: Path) -> tuple[int, ...] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _read(path: Path) -> dict[str, tuple[list[bytes], int | None]]:
-    """The hashes of the keys of each tenant, and its limit. Raises InvalidRequest."""
+def _read(path: Path) -> dict[str, tuple[list[bytes], dict[str, int]]]:
+    """The hashes of the keys of each tenant, and its limits. Raises InvalidRequest."""
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -187,22 +192,25 @@ def _read(path: Path) -> dict[str, tuple[list[bytes], int | None]]:
     return {name: _tenant(f"{path}: tenant {name!r}", name, tenants[name]) for name in tenants}
 
 
-def _tenant(place: str, name: str, table: Any) -> tuple[list[bytes], int | None]:
+def _tenant(place: str, name: str, table: Any) -> tuple[list[bytes], dict[str, int]]:
     if not NAME.fullmatch(name):
         raise invalid(f"{place}: a name has 1 to 64 letters, digits, '_' and '-'")
-    unknown = sorted(set(table) - FIELDS) if isinstance(table, dict) else ["value"]
+    unknown = sorted(set(table).difference(FIELDS)) if isinstance(table, dict) else ["value"]
     if unknown:
-        raise invalid(f"{place} has the unknown field {unknown[0]!r}; known fields: keys, open")
-    keys, limit = table.get("keys"), table.get("open")
+        known = ", ".join(FIELDS)
+        raise invalid(f"{place} has the unknown field {unknown[0]!r}; known fields: {known}")
+    keys = table.get("keys")
+    limits = {field: table[field] for field in LIMITS if field in table}
     if not isinstance(keys, list) or not keys:
         raise invalid(f'{place} needs keys = ["…"]')
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise invalid(f"{place}: open must be an integer of at least 1")
+    for one, limit in limits.items():
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise invalid(f"{place}: {one} must be an integer of at least 1")
     if not all(isinstance(key, str) and key and key == key.strip() for key in keys):
         raise invalid(f"{place}: a key is a text without spaces around it")
     if any(key.startswith(HASH) and not HASHED.fullmatch(key) for key in keys):
         raise invalid(f"{place}: {HASH} must be followed by the 64 hexadecimal digits of a hash")
-    return [_digest(key) for key in keys], limit
+    return [_digest(key) for key in keys], limits
 
 
 def _digest(key: str) -> bytes:

@@ -7,6 +7,7 @@ key in Redis.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import redis
 
 from jobs import keys, lua
 from jobs.errors import JobError
+from jobs.store.connection.protocol import Steps, command, retry
 from jobs.store.damage import Damaged
 
 ID_FILE = ".chatjobs-id"
@@ -54,14 +56,25 @@ class FolderRecord:
 def read_record(client: redis.Redis) -> FolderRecord | None:
     """The results folder of this Redis; None if it has none yet. Raises JobError for a value that
     no worker has written."""
-    record: Any
+    found: Any
     try:
-        found: Any = client.get(keys.RESULTS)
-        record = None if found is None else json.loads(found)
-    except (Damaged, ValueError, RecursionError) as error:
-        record = error
-    if record is None:
+        found = client.get(keys.RESULTS)
+    except Damaged:
+        found = b""
+    return _record_in(found)
+
+
+def record_as_steps(deadline: float | None) -> Steps[FolderRecord | None]:
+    """`read_record` for any connection. An outage is waited out until `deadline`."""
+    return _record_in((yield from retry(command("get", keys.RESULTS), deadline)))
+
+
+def _record_in(found: Any) -> FolderRecord | None:
+    if found is None:
         return None
+    record: Any = None
+    with suppress(ValueError, RecursionError):
+        record = json.loads(found)
     if isinstance(record, dict) and isinstance(record.get("id"), str):
         device = record.get("device")
         return FolderRecord(

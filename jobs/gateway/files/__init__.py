@@ -1,0 +1,1 @@
+"""Files of tenants on the results disk: uploads, and what batches have written."""
