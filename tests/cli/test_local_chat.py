@@ -182,6 +182,8 @@ def test_ctrl_c_stops_the_answer_and_keeps_it(opened: list[Terminal], tmp_path: 
     (turn,) = json.loads(path.read_text())["turns"]
     assert turn["finish_reason"] == "cancelled"
     assert turn["answer"]["content"].startswith("5")
+    terminal.type("/reset\r")  # how far the answer got decides how the model goes on
+    terminal.expect("begins again")
     terminal.type("What is 17 + 25?\r")
     terminal.expect("42")
     terminal.interrupt()
