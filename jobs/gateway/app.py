@@ -20,9 +20,10 @@ from jobs.gateway.files.sweeping import sweep_files
 from jobs.gateway.gateway import Gateway
 from jobs.gateway.hosts import LocalHosts
 from jobs.gateway.leaving import end
+from jobs.gateway.openapi import document
 from jobs.gateway.routes import chat, completions, files, health, models
 
-FAMILIES = (health, models, chat, completions, files)
+FAMILIES = (health, models, chat, completions, files, document)
 
 
 def make_app(gateway: Gateway) -> ASGIApp:

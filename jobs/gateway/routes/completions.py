@@ -36,6 +36,7 @@ MAX_PROMPTS = 1000
 DEFAULT_TOKENS = 16  # of OpenAI's completions
 MOST_LOGPROBS = 20
 
+NOT_OF_COMPLETIONS = ("messages", "prompt_token_ids", "apply_chat_template", "prompt_logprobs")
 OF_PROMPT = ("messages", "prompt_token_ids")  # fields of a job that the prompt becomes
 
 Prompt = str | list[int]
@@ -70,7 +71,7 @@ class Call:
         tokens = _integer(rest, "max_tokens", 0, 2**31)
         if rest.pop("suffix", None):
             raise invalid("suffix is not supported: put it into the prompt", "suffix")
-        for name in ("messages", "prompt_token_ids", "apply_chat_template", "prompt_logprobs"):
+        for name in NOT_OF_COMPLETIONS:
             if rest.pop(name, None) is not None:
                 raise invalid(f"{name} is no field of a completion: remove it", name)
         if tokens == 0 and not echo:

@@ -1,4 +1,5 @@
-"""The application of a gateway in the process of the test, over a FakeWorker or a Redis server."""
+"""The application of a gateway in the process of the test, over a FakeWorker or a Redis server. The
+OpenAPI document describes each reply."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from jobs.gateway.gateway import Gateway
 from jobs.gateway.settings import Settings
 from jobs.testing import FakeWorker
 from tests.jobs.conftest import publish_worker
+from tests.jobs.gateway import described
 
 SETTINGS: dict[str, Any] = {"redis_url": "", "results": Path("results")}
 
@@ -46,4 +48,6 @@ def ask(
             ) as http:
                 return await http.request(method, path, **call)
 
-    return asyncio.run(main())
+    reply = asyncio.run(main())
+    described.check(method, path, call, reply)
+    return reply

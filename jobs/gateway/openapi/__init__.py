@@ -1,0 +1,1 @@
+"""The gateway's API as an OpenAPI document, made of the types that check the requests."""
