@@ -12,10 +12,10 @@ from starlette.routing import Route
 
 from jobs.gateway.failures import JsonReply
 from jobs.gateway.gateway import Gateway
-from jobs.gateway.openapi import about, generation
+from jobs.gateway.openapi import about, files, generation
 from jobs.gateway.openapi.operation import error_responses, object_of
 
-FAMILIES = (about.FAMILY, generation.FAMILY)
+FAMILIES = (about.FAMILY, generation.FAMILY, files.FAMILY)
 
 TEXT_OR_NULL = {"type": ["string", "null"]}
 ERROR = object_of(
@@ -23,7 +23,7 @@ ERROR = object_of(
         "error": object_of(
             {
                 "message": {"type": "string"},
-                "type": {"enum": ["invalid_request_error", "server_error"]},
+                "type": {"type": "string"},
                 "param": {**TEXT_OR_NULL, "description": "The field at fault."},
                 "code": {**TEXT_OR_NULL, "description": "docs/errors.md has the codes."},
             }

@@ -25,20 +25,22 @@ ERRORS: dict[int, str] = {
     400: "The request is invalid.",
     401: "The key is missing or wrong.",
     403: "The gateway has no keys, and the Host of the request is no name of this machine.",
-    404: "No such model or job.",
+    404: "No such model, job or file.",
     408: "The request did not arrive in time.",
     409: "The job was cancelled, or a turn of its session has not ended.",
     413: "The body is too large.",
-    415: "The body is not application/json.",
-    429: "The queue is full, or the tenant has too many open requests.",
+    415: "The body is not application/json, or an upload not multipart/form-data.",
+    429: "The queue is full, or the tenant has too many open requests or too large files.",
     500: "A fault of the gateway or of a worker.",
     503: "Redis, the workers or the device can't take the request now.",
     504: "The job did not end in time.",
+    507: "The disk of the results folder is full.",
 }
 OF_ALL = {403, 408, 500, 503}
 OF_TENANTS = {401, 429}
 OF_BODIES = {400, 413, 415}
 OF_JOBS = {400, 404, 409, 504}
+OF_DISKS = {507}
 WITH_RETRY_AFTER = {429, 503}
 
 
@@ -121,6 +123,37 @@ def of_header(name: str, description: str, **schema: Any) -> Schema:
         **{"name": name, "in": "header", "required": False, "description": description},
         "schema": {"type": "string", **schema},
     }
+
+
+def of_query(name: str, description: str, **schema: Any) -> Schema:
+    """An optional parameter of a query."""
+    return {
+        **{"name": name, "in": "query", "required": False, "description": description},
+        "schema": schema or {"type": "string"},
+    }
+
+
+def of_page(most: int) -> list[Schema]:
+    """The parameters of a list, of which a page has up to `most`."""
+    return [
+        of_query("after", "The id of the last one of the page before."),
+        of_query("limit", "Of the page.", type="integer", minimum=1, maximum=most),
+        of_query("order", "By creation.", enum=["asc", "desc"], default="desc"),
+    ]
+
+
+def list_of(name: str) -> Schema:
+    """A page of a list."""
+    end: Schema = {"type": ["string", "null"]}
+    return object_of(
+        {
+            "object": {"const": "list"},
+            "data": {"type": "array", "items": ref(name)},
+            "first_id": end,
+            "last_id": end,
+            "has_more": {"type": "boolean"},
+        }
+    )
 
 
 def ref(name: str) -> Schema:
