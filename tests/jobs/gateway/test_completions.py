@@ -42,7 +42,7 @@ def test_streams_of_several_prompts_are_one() -> None:
     worker = FakeWorker(lambda request: f"{request.messages[0].text} b")
     body = {**BODY, "prompt": ["x", "y"], "stream": True, "echo": True}
     reply = send(worker, "POST", PATH, json={**body, "stream_options": {"include_usage": True}})
-    *events, done = [line[6:] for line in reply.text.splitlines() if line]
+    *events, done = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
     chunks = [json.loads(event) for event in events]
     texts = {0: "", 1: ""}
     for chunk in chunks:
