@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
+from asyncio import run
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from redis.asyncio import connection as async_connection
 from redis.asyncio import sentinel as async_sentinel
 from redis.client import Pipeline
 
-from jobs.store.connection.connect import connect
+from jobs.store.connection.connect import connect, connect_async
 
 SCRIPT = "return ARGV[1]"
 OTHER = "return {ARGV[1]}"
@@ -85,6 +86,10 @@ PRIVATE: list[tuple[Any, str, list[str]]] = [
     *((kind, "read_response", ["disable_decoding", "timeout"]) for kind in ASYNC_CONNECTIONS),
     *((kind, "set_parser", ["parser_class"]) for kind in (*CONNECTIONS, *ASYNC_CONNECTIONS)),
     *((one.DefaultParser, "parse_error", ["response"]) for one in (connection, async_connection)),
+    *(
+        (one.DefaultParser, "handle_pubsub_push_response", ["response"])
+        for one in (connection, async_connection)
+    ),
     (connection.HiredisRespSerializer, "pack", ["args"]),
     (Pipeline, "load_scripts", []),
     (Pipeline, "_execute_transaction", ["connection", "commands", "raise_on_error"]),
@@ -95,6 +100,28 @@ PRIVATE: list[tuple[Any, str, list[str]]] = [
     (sentinel.Sentinel, "master_for", ["service_name", "redis_class", "connection_pool_class"]),
     (async_sentinel.Sentinel, "master_for", ["service_name", "redis_class"]),
 ]
+
+
+def test_messages_of_channels_are_written_to_no_log(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    with connect(redis_url) as redis, redis.pubsub() as pubsub:
+        pubsub.subscribe("c")
+        pubsub.get_message(timeout=None)
+        redis.publish("c", "sync")
+        assert pubsub.get_message(timeout=None)["data"] == b"sync"
+
+    async def main() -> None:
+        async with connect_async(redis_url) as redis, redis.pubsub() as pubsub:
+            await pubsub.subscribe("c")
+            await pubsub.get_message(timeout=None)
+            await redis.publish("c", "async")
+            message: Any = await pubsub.get_message(timeout=None)
+            assert message["data"] == b"async"
+
+    run(main())
+    assert "push_response" not in {one.name for one in caplog.records}
 
 
 @pytest.mark.parametrize(
