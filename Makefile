@@ -71,6 +71,7 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.priority
 	$(BIN)/python -m bench.submit
+	$(BIN)/python -m bench.gateway
 	$(BIN)/python -m bench.scoring
 	$(BIN)/python -m bench.likelihood
 	$(BIN)/python -m bench.score_queue
