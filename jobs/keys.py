@@ -206,6 +206,12 @@ def worker(name: str) -> str:
     return f"chatjobs:worker:{name}"
 
 
+def tokenizer(fingerprint: str) -> str:
+    """Tokenizer and chat templates of a model, compressed, by the hash of their content. Expires
+    if no worker that serves the model renews it."""
+    return f"chatjobs:tokenizer:{fingerprint}"
+
+
 def answers(command: str) -> str:
     """List of a worker's answers to a command of an operator, which has this id. Expires."""
     return f"chatjobs:answers:{command}"

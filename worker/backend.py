@@ -225,6 +225,15 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class TokenizingBackend(Backend, Protocol):
+    """A backend that has the tokenizers of its models, so that others can have them as well."""
+
+    def prompt_document(self, model: str) -> bytes:
+        """All that makes prompts of requests, see `worker.prompt.published`. `model`: its own name.
+        Raises JobError if it is not loaded."""
+
+
+@runtime_checkable
 class SwappingBackend(Backend, Protocol):
     """A backend whose models come and go within a budget. A worker with a budget needs one."""
 

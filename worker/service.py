@@ -32,7 +32,7 @@ from jobs.store.wake_lists import WakeLists
 from jobs.store.worker_status import ResultsStatus
 from jobs.store.workers import Workers, worker_key
 from jobs.tracing import open_tracing
-from worker.backend import Backend, ModelInfo, SwappingBackend
+from worker.backend import Backend, ModelInfo, SwappingBackend, TokenizingBackend
 from worker.model_spec import ModelSpec
 from worker.monitoring.monitor import Monitor
 from worker.monitoring.readiness import Readiness
@@ -57,6 +57,7 @@ from worker.queue.reaper import Reaper
 from worker.queue.served import Served
 from worker.queue.stages import Stages
 from worker.queue.status_collector import StatusCollector
+from worker.queue.tokenizer_publisher import TokenizerPublisher
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 from worker.residency.budget import share_out, size
@@ -142,6 +143,9 @@ def serve(
         workers = Workers(redis_url, name, store.queues, patience)
         settlements = SettlementBuilder(name, socket.gethostname(), served.provenance)
         publisher = Publisher(StreamWriter(client))
+        tokenizers: TokenizerPublisher | None = None
+        if isinstance(backend, TokenizingBackend):
+            tokenizers = TokenizerPublisher(connect(redis_url), backend, served)
         watchdog = Watchdog(backend, hang_seconds)
         breaker, figures = CircuitBreaker(), JobFigures()
         own_connection = Workers(redis_url, name, store.queues, patience)
@@ -207,6 +211,7 @@ def serve(
                 served,
                 recording,
                 residency.status if residency else None,
+                tokenizers.fingerprints if tokenizers else dict,
             ),
             watchdog,
             Stages(client, store.queues),
@@ -231,9 +236,13 @@ def serve(
                 )
             )
             logger.info("worker %s serves %s", name, ", ".join(sorted(set(served.values()))))
+            if tokenizers:
+                tokenizers.start()
             try:
                 loop.run()
             finally:
+                if tokenizers:
+                    tokenizers.close()
                 written = not recorder or write_last_rows(recorder, loop, redis_url, burst=burst)
         if recorder and not written and loop.stop_at is None:
             fault = recorder.state["error"] or "other workers hold them"

@@ -27,6 +27,8 @@ NEEDED = {
     "uvicorn": "uvicorn",
     "python_multipart": "python-multipart",
     "tokenizers": "tokenizers",
+    "jinja2": "jinja2",
+    "prometheus_client": "prometheus-client",
 }
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 

@@ -17,6 +17,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jobs.gateway.failures import HttpError
+from jobs.gateway.figures import NO_ROUTE, Figures
 from jobs.gateway.settings import Settings
 
 LOOKS = 3  # in a row in which a client takes nothing; then it is cut off
@@ -25,9 +26,9 @@ LOOKS = 3  # in a row in which a client takes nothing; then it is cut off
 class Connection(H11Protocol):
     """One connection. `sweep` looks at all of them once in a while."""
 
-    def __init__(self, settings: Settings, **options: Any) -> None:
+    def __init__(self, settings: Settings, figures: Figures, **options: Any) -> None:
         super().__init__(**options)
-        self._settings = settings
+        self._settings, self._figures = settings, figures
         self._head_since: float | None = None  # when it began to wait for a request's head
         self._stuck = (0, 0)  # bytes that the client has not taken, and for how many looks
 
@@ -83,6 +84,7 @@ class Connection(H11Protocol):
 
     def _refuse(self, error: HttpError) -> None:
         """Reply to a request that no application sees, and close."""
+        self._figures.requests[NO_ROUTE, error.status] += 1
         body = error.to_json().encode()
         headers = {
             "content-type": "application/json",
@@ -97,9 +99,9 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
-def protocol(settings: Settings) -> Any:
+def protocol(settings: Settings, figures: Figures) -> Any:
     """The class of the connections, for uvicorn."""
-    return partial(Connection, settings)
+    return partial(Connection, settings, figures)
 
 
 def sweep(connections: Iterable[Any], settings: Settings) -> float:

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from jobs.errors import JobError
 from jobs.gateway.failures import HttpError, failed
+from jobs.gateway.figures import StreamFigures
 from jobs.gateway.leaving import end, left
 
 PING = b": ping\n\n"
@@ -51,10 +52,12 @@ class EventStream:
         self._failure: HttpError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reading = asyncio.create_task(self._read())
+        figures = StreamFigures(scope)
+        reading = asyncio.create_task(self._read(figures))
         watching = asyncio.create_task(left(receive))
         for task in (reading, watching):
             task.add_done_callback(lambda _: self._wake.set())
+        figures.open()
         try:
             started = False
             while True:
@@ -72,9 +75,11 @@ class EventStream:
                     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
                     started = True
                 await send({"type": "http.response.body", "body": data, "more_body": not over})
+                figures.sent(len(data))
                 if over:
                     return
         finally:
+            figures.close()
             gone = watching.done() and not watching.cancelled()
             await end(reading, watching)
         if gone:
@@ -93,10 +98,11 @@ class EventStream:
         self._room.set()
         return data
 
-    async def _read(self) -> None:
+    async def _read(self, figures: StreamFigures) -> None:
         try:
             async with aclosing(self._source) as source:  # type: ignore[type-var]
                 async for one in source:
+                    figures.came()
                     self._waiting += one
                     self._wake.set()
                     if len(self._waiting) > MOST_BYTES:

@@ -13,9 +13,11 @@ from jobs.client.aio import AsyncClient
 from jobs.client.job import AsyncJob
 from jobs.errors import JobError
 from jobs.gateway.failures import SHOWN, HttpError
+from jobs.gateway.figures import Figures
 from jobs.gateway.served import ServedModels
 from jobs.gateway.settings import Settings
 from jobs.gateway.tenants import ApiKeys, Tenant
+from jobs.gateway.tokenizers import Tokenizers
 from jobs.keys import JOB_ID
 from jobs.store.connection.protocol import run_async
 from jobs.store.job_state import JobState, Status, read_state
@@ -38,6 +40,8 @@ class Gateway:
         self.client = client
         self.keys = ApiKeys(settings.api_key_file)
         self.models = ServedModels(client.connection)
+        self.tokenizers = Tokenizers(client.connection)
+        self.figures = Figures()
         self.stopping = False
 
     async def job_of(self, tenant: Tenant, job_id: str) -> tuple[AsyncJob, JobState]:

@@ -25,6 +25,7 @@ class Model(NamedTuple):
     id: str
     root: str  # the model's own name
     max_model_len: int | None  # tokens of a sequence; None if no worker says so
+    tokenizer: str | None = None  # its fingerprint; None if no worker has published it
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -46,7 +47,8 @@ class ServedModels:
         self._next_read = 0.0
         self._models: dict[str, Model] = {}
         self._workers = 0
-        self._seen: dict[str, float] = {}  # when each name was served last
+        # Each name with the time when it was served last.
+        self._seen: dict[str, tuple[float, Model]] = {}
 
     async def models(self) -> Mapping[str, Model]:
         """By name. Raises JobError if Redis can't be read."""
@@ -57,7 +59,7 @@ class ServedModels:
                 found = await run_async(steps, self._connection)
                 self._models = dict(sorted(_models(found).items()))
                 self._workers = len(found.running)
-                self._seen |= dict.fromkeys(self._models, now)
+                self._seen |= {name: (now, one) for name, one in self._models.items()}
                 self._next_read = time.monotonic() + READ_SECONDS
         return self._models
 
@@ -66,18 +68,41 @@ class ServedModels:
         await self.models()
         return self._workers
 
+    async def find(self, name: Any) -> Model:
+        """The model of a name that a worker serves, or served of late; without a name, the only
+        one. Raises HttpError."""
+        models = self._known(await self.models())
+        if name is None:
+            roots = {one.root: one for one in models.values()}
+            if len(roots) == 1:
+                return next(iter(roots.values()))
+            raise HttpError(
+                400,
+                f"model: name one of the {len(roots)} models that are served: "
+                f"{', '.join(models) or 'none'}",
+                "invalid_request",
+                "model",
+            )
+        if not isinstance(name, str) or name not in models:
+            raise unknown_model(name, models)
+        return models[name]
+
     async def require(self, name: Any) -> None:
         """Raises HttpError 404 for a model that no worker serves, or served of late."""
         if not isinstance(name, str):
             return  # the check of the request has the sentence
         models = await self.models()
-        seen = self._seen.get(name)
-        if name in models or (seen is not None and time.monotonic() - seen < REMEMBER_SECONDS):
-            return
-        raise unknown_model(name, models)
+        if name not in self._known(models):
+            raise unknown_model(name, models)
+
+    def _known(self, served: Mapping[str, Model]) -> Mapping[str, Model]:
+        """The models that are served, or were of late, by name."""
+        since = time.monotonic() - REMEMBER_SECONDS
+        late = {name: one for name, (seen, one) in self._seen.items() if seen > since}
+        return {**late, **served}
 
 
-def unknown_model(name: str, models: Mapping[str, Model]) -> HttpError:
+def unknown_model(name: Any, models: Mapping[str, Model]) -> HttpError:
     served = ", ".join(models) or "none"
     return HttpError(
         404,
@@ -98,5 +123,10 @@ def _models(found: WorkerStatuses) -> dict[str, Model]:
         }
         for name in worker["names"]:
             contexts = found.contexts(name, CHAT.func)
-            models[name] = Model(name, roots.get(name, name), max(contexts.values(), default=None))
+            models[name] = Model(
+                name,
+                roots.get(name, name),
+                max(contexts.values(), default=None),
+                found.tokenizer(name),
+            )
     return models

@@ -21,6 +21,7 @@ from jobs.client.serving import NobodyServes
 from jobs.errors import JobError
 from jobs.gateway.app import make_app
 from jobs.gateway.connections import protocol, sweep
+from jobs.gateway.figures import Counted
 from jobs.gateway.gateway import Gateway
 from jobs.gateway.settings import Settings
 
@@ -42,8 +43,8 @@ def serve(settings: Settings) -> None:
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     gateway = Gateway(settings, AsyncClient(settings.redis_url))
     config = uvicorn.Config(
-        make_app(gateway),
-        http=protocol(settings),
+        Counted(make_app(gateway), gateway.figures),
+        http=protocol(settings, gateway.figures),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -61,6 +62,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     name = f"[{host}]" if ":" in host else host
     logger.info("serving %s://%s:%d/v1 (Ctrl-C stops)", scheme, name, port)
     await server.serve(sockets=[listener])
+    gateway.tokenizers.close()
 
 
 class _Server(uvicorn.Server):
@@ -86,6 +88,13 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: Any) -> None:
         if self.should_exit:
             self.force_exit = True
+        else:
+            logger.info(
+                "stopping: replies that are open: %d, with %g s to end, and the jobs of the others "
+                "go on (a second signal stops now)",
+                len(self.server_state.tasks),
+                self._gateway.settings.grace_seconds,
+            )
         self.should_exit = self._gateway.stopping = True
 
     async def on_tick(self, counter: int) -> bool:

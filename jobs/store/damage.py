@@ -29,6 +29,7 @@ _TYPES = (
     (r"chatjobs:answers:.*", "list"),
     (r"chatjobs:(outbox:.*|\{.*\}:log)", "stream"),
     (r"chatjobs:(reaper|recorder|results|id|next-row:.*|producer:.*)", "string"),
+    (r"chatjobs:tokenizer:.*", "string"),
     (r"chatjobs:(upkeep:.*|worker:.*|recorder:.*|loading:.*|quarantine-worker:.*)", "string"),
     (r"rq:(wip|scheduled|deferred|finished|failed|canceled|executions):.*", "zset"),
     (r"rq:results:.*", "stream"),
@@ -87,7 +88,7 @@ class Damaged(redis.ResponseError):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         named = re.search(r"WRONGTYPE (.+?) is a (\w+), not a \w+", message)
-        self.found = [_wrong_type(named[1], named[2])] if named else []
+        self.found = [wrong_type(named[1], named[2])] if named else []
 
 
 class Reports:
@@ -154,10 +155,21 @@ def wrong_types(client: redis.Redis, names: Iterable[str]) -> list[Damage]:
 def typed_wrongly(kinds: Mapping[str, bytes]) -> list[Damage]:
     """The keys of another type, by the replies to TYPE."""
     return [
-        _wrong_type(name, kind.decode())
+        wrong_type(name, kind.decode())
         for name, kind in kinds.items()
         if kind != b"none" and kind.decode() != (type_of(name) or kind.decode())
     ]
+
+
+def wrong_type(key: str, found: str) -> Damage:
+    """The damage of a key that has another type, by its name in Redis."""
+    wanted = type_of(key) or ""
+    kind, other = (_NAMES.get(one, one) for one in (found, wanted))
+    return Damage(
+        key,
+        f"is a {kind} instead of a {other}, because another program has written it",
+        f"rename it (redis-cli RENAME '{key}' 'damaged:{key}'), and chatjobs goes on",
+    )
 
 
 def find_damage(client: redis.Redis, queues: Iterable[str] = ()) -> list[Damage]:
@@ -194,13 +206,3 @@ def _of_tenants(client: redis.Redis, queue: str) -> Iterator[str]:
         if tenant:  # RQ's own list has the name ''
             name = tenant.decode(errors="replace")
             yield from (keys.tenant_queue(queue, name), keys.tenant_running(name))
-
-
-def _wrong_type(key: str, found: str) -> Damage:
-    wanted = type_of(key) or ""
-    kind, other = (_NAMES.get(one, one) for one in (found, wanted))
-    return Damage(
-        key,
-        f"is a {kind} instead of a {other}, because another program has written it",
-        f"rename it (redis-cli RENAME '{key}' 'damaged:{key}'), and chatjobs goes on",
-    )

@@ -110,6 +110,7 @@ class ServingStatus(TypedDict):
     funcs: NotRequired[list[str]]  # whose jobs it runs
     about: NotRequired[dict[str, ModelStatus]]  # by model
     versions: NotRequired[dict[str, VersionStatus]]  # by name
+    tokenizers: NotRequired[dict[str, str]]  # fingerprints in Redis, by name
     contexts: NotRequired[dict[str, Integer]]  # tokens of a sequence, by name
     states: NotRequired[dict[str, str]]  # of the models under a budget
     closed: NotRequired[list[str]]  # names for which it claims no jobs now
@@ -195,6 +196,11 @@ class WorkerStatuses(NamedTuple):
         it says so: one that has not loaded the model yet, or is of an older version, does not."""
         found = {one["name"]: one.get("versions", {}).get(model) for one in self.running}
         return {name: ModelVersion.of(one) for name, one in found.items() if one is not None}
+
+    def tokenizer(self, model: str) -> str | None:
+        """The fingerprint of the tokenizer of a model that a running worker has published."""
+        found = (one.get("tokenizers", {}).get(model) for one in self.running)
+        return next(filter(None, found), None)
 
     def ready(self, other_than: str) -> set[str]:
         """The names of the models that other workers have in memory, and claim jobs for."""

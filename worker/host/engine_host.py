@@ -92,9 +92,10 @@ class Counters(NamedTuple):
 
 
 class EngineHost:
-    """Implements `worker.backend.SwappingBackend`. `memory`: that all models together may take;
-    None: what is free when each is loaded. `host_memory`: in which models stay that are unloaded;
-    on the CPU it comes in addition. `interactive_slots`, `preempt`: see `Slots`, of each
+    """Implements `SwappingBackend` and `TokenizingBackend` of `worker.backend`. `memory`: that all
+    models together may take; None: what is free when each is loaded. `host_memory`: in which models
+    stay that are unloaded; on the CPU it comes in addition. `interactive_slots`, `preempt`: see
+    `Slots`, of each
     model. `state_dir`: folder for the state of sessions, at most `state_bytes`. `draw`: see
     `ModelRunner`.
 
@@ -212,6 +213,9 @@ class EngineHost:
 
     def submit(self, operation: Operation, request: Request, sink: Sink) -> Preparation:
         return self._preparer.submit(self._engine(request.model), operation, request, sink)
+
+    def prompt_document(self, model: str) -> bytes:
+        return self._engine(model).loaded.prompt_document()
 
     def close(self) -> None:
         self._closing = True

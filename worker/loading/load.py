@@ -39,6 +39,7 @@ from worker.models.model import Model, Placement
 from worker.models.registry import FAMILIES
 from worker.processes.memory_limit import address_space_advice
 from worker.prompt.builder import Prompt, PromptBuilder
+from worker.prompt.published import document_of
 from worker.prompt.template import ChatTemplate, chat_obstacle
 from worker.text.answer_reader import AnswerReader
 from worker.text.harmony import HarmonySplitter, writes_harmony
@@ -83,6 +84,16 @@ class LoadedModel:
             self.template,
             context,
             hides_tools=hides_tools,
+            bos=self.bos,
+        )
+
+    def prompt_document(self) -> bytes:
+        """All that makes prompts of requests, for others."""
+        return document_of(
+            self.tokenizer,
+            self.template,
+            self.source.special_tokens,
+            hides_tools=self.tool_syntax is not None,
             bos=self.bos,
         )
 

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.api.wire import describe
 from jobs.errors import InvalidRequest, JobError, invalid
-from worker.checkpoint.source import ModelSource
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.prompt.sandbox import REMEDY, WHOSE, shared_sandbox
+
+if TYPE_CHECKING:  # it imports torch, which a gateway does without
+    from worker.checkpoint.source import ModelSource
 
 MAX_PATH = 4096  # characters
 NO_TEMPLATE = (
@@ -50,12 +52,12 @@ PROBE_CALL: dict[str, Any] = {
 class ChatTemplate:
     """The templates of one model. Raises JobError("unsupported_model") if one isn't valid Jinja.
 
-    `source`: the text of the default template. `takes_parts`: whether it handles a list of content
-    parts, or only strings.
+    `sources`: by name. `source`: the text of the default one. `takes_parts`: whether it handles a
+    list of content parts, or only strings.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        self._special_tokens, self._sources = special_tokens, sources
+        self._special_tokens, self.sources = special_tokens, sources
         self._sandbox = shared_sandbox()
         self.source = sources.get("default") or next(iter(sources.values()))
         self.hash = hashlib.sha256(json.dumps(sorted(sources.items())).encode()).hexdigest()[:32]
@@ -124,8 +126,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt text. Raises JobError: invalid_request if the template rejects the messages,
         unsupported_model if it is broken, is blocked by the sandbox, or exceeds its limits."""
-        name = "tool_use" if tools and "tool_use" in self._sources else "default"
-        if name not in self._sources:
+        name = "tool_use" if tools and "tool_use" in self.sources else "default"
+        if name not in self.sources:
             raise JobError("unsupported_model", f"the model {self.no_default}")
         values = {
             **self._special_tokens,
@@ -135,23 +137,23 @@ class ChatTemplate:
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
-        return self._sandbox.render(self._sources[name], values)
+        return self._sandbox.render(self.sources[name], values)
 
     @property
     def has_default(self) -> bool:
-        return "default" in self._sources
+        return "default" in self.sources
 
     @property
     def no_default(self) -> str:
         """The fact that there is no default template, and what to do."""
         return (
-            f"has chat templates for {', '.join(sorted(self._sources))} and no default one: put a "
+            f"has chat templates for {', '.join(sorted(self.sources))} and no default one: put a "
             "chat_template.jinja into its folder, or start it with --chat-template FILE"
         )
 
     def mentions(self, word: str) -> bool:
         """True if a word occurs in any of the templates."""
-        return any(word in source for source in self._sources.values())
+        return any(word in source for source in self.sources.values())
 
     def _probe(self) -> bool:
         """True if the default template renders the texts of a list of content parts."""

@@ -57,7 +57,8 @@ class StatusCollector:
     """The status of one worker. Its speed is the one since the last call of `read`.
 
     models: their owner may change them. results: the state of the worker's recorder; None if it
-    writes no rows. residency: of the models that come and go; None if all of them stay.
+    writes no rows. residency: of the models that come and go; None if all of them stay. tokenizers:
+    the fingerprints of those that are in Redis, by the names of the models.
     """
 
     def __init__(
@@ -66,9 +67,10 @@ class StatusCollector:
         models: Served,
         results: Callable[[], ResultsStatus | None] = lambda: None,
         residency: Callable[[], ResidencyStatus] | None = None,
+        tokenizers: Callable[[], dict[str, str]] = dict,
     ) -> None:
         self._backend, self._results, self._residency = backend, results, residency
-        self._models = models
+        self._models, self._tokenizers = models, tokenizers
         self._started_at = time.time()
         self._tokens, self._read_at = 0, time.monotonic()
 
@@ -97,6 +99,7 @@ class StatusCollector:
                 }
                 for name, one in self._models.versions.items()
             },
+            "tokenizers": self._tokenizers(),
             "contexts": dict(self._models.contexts),
             "funcs": sorted(OPERATIONS),
             "started_at": self._started_at,

@@ -52,6 +52,9 @@ FAMILY = Family(
             {JSON: object_of({"name": TEXT, "version": TEXT, "base_url": TEXT})},
             key=False,
         ),
+        ("GET", "/metrics"): Operation(
+            "getMetrics", "Figures for Prometheus.", {"text/plain": TEXT}, key=False
+        ),
         ("GET", PATH): Operation(
             "getDocument", "This document.", {JSON: {"type": "object"}}, key=False
         ),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -30,6 +30,7 @@ from jobs.gateway.gateway import Gateway
 from jobs.gateway.leaving import ClientLeft, end, until_left
 from jobs.gateway.options import take_background, take_flag, wants_usage
 from jobs.gateway.tenants import Tenant
+from jobs.gateway.tokenizers import Prompts
 
 PATH = "/v1/completions"
 MAX_PROMPTS = 1000
@@ -46,10 +47,26 @@ def routes(gateway: Gateway) -> list[Route]:
     return [route(gateway, "POST", PATH, _Completions(gateway).create)]
 
 
+class Echo(NamedTuple):
+    """The text of a prompt. `first`: that of its first token, if the prompt is token ids."""
+
+    text: str
+    first: str | None = None
+
+    @classmethod
+    def of(cls, prompt: Prompt, tokenizer: Prompts | None) -> Echo:
+        """Without a tokenizer, as of a model behind another server, ids have no text."""
+        if isinstance(prompt, str):
+            return cls(prompt)
+        if tokenizer is None:
+            return cls("", "")
+        return cls(tokenizer.decode(prompt), tokenizer.token_text(prompt[0]))
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request: its prompts, and what its reply has. `scores_only`: no token is generated, though
-    the job of each prompt generates one."""
+    the job of each prompt generates one. `echoes`: of the prompts, with `echo`."""
 
     model: str
     prompts: Sequence[Prompt]
@@ -60,6 +77,7 @@ class Call:
     scores_only: bool
     stream: bool
     usage: bool
+    echoes: Sequence[Echo] = ()
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Call:
@@ -125,6 +143,8 @@ class _Completions:
         body = await read_json(request, settings.max_body, settings.read_seconds)
         background = take_background(body)
         call = Call.read(body)
+        if call.echo:
+            call = replace(call, echoes=await self._echoes(call))
         try:
             jobs = await self._gateway.submit_many(tenant, call.jobs())
         except InvalidRequest as error:
@@ -148,11 +168,19 @@ class _Completions:
             raise failed(_about_prompt(error)) from None
         return JsonReply(_reply(call, jobs[0].id, completions))
 
+    async def _echoes(self, call: Call) -> list[Echo]:
+        tokenizers, tokenizer = self._gateway.tokenizers, None
+        if not all(isinstance(prompt, str) for prompt in call.prompts):
+            model = (await self._gateway.models.models()).get(call.model)
+            if model is not None and model.tokenizer is not None:
+                tokenizer = await tokenizers.of(model)
+        return await tokenizers.run(lambda: [Echo.of(one, tokenizer) for one in call.prompts])
+
 
 def _reply(call: Call, job_id: str, completions: Sequence[ChatCompletion]) -> dict[str, Any]:
     choices = [
-        _choice(call, prompt, completion, choice, number * call.n + choice.index)
-        for number, (prompt, completion) in enumerate(zip(call.prompts, completions, strict=True))
+        _choice(call, number, completion, choice)
+        for number, completion in enumerate(completions)
         for choice in completion.choices
     ]
     first = completions[0]
@@ -185,21 +213,21 @@ def _usage(call: Call, usages: Sequence[Usage | None]) -> dict[str, Any]:
     }
 
 
-def _choice(
-    call: Call, prompt: Prompt, completion: ChatCompletion, choice: Choice, index: int
-) -> dict[str, Any]:
+def _choice(call: Call, number: int, completion: ChatCompletion, choice: Choice) -> dict[str, Any]:
+    """A choice of the prompt with this number."""
     text = "" if call.scores_only else choice.message.content or ""
     tokens = Logprobs()
     scored = completion.prompt_logprobs
     if scored is not None:
-        tokens.add_prompt(prompt, scored)
+        tokens.add_prompt(call.echoes[number], scored)
     echoed = ""
     if call.echo:
-        echoed = prompt if isinstance(prompt, str) else "".join(tokens.tokens)
+        echo = call.echoes[number]
+        echoed = "".join(tokens.tokens) if echo.first is not None and scored else echo.text
     if choice.logprobs is not None and not call.scores_only:
         tokens.add(choice.logprobs.content or ())
     return {
-        "index": index,
+        "index": number * call.n + choice.index,
         "text": echoed + text,
         "logprobs": None if call.logprobs is None else tokens.to_dict(),
         "finish_reason": "length" if call.scores_only else choice.finish_reason,
@@ -218,15 +246,14 @@ class Logprobs:
     text_offset: list[int] = field(default_factory=list)
 
     def add_prompt(
-        self, prompt: Prompt, scored: Sequence[Mapping[str, PromptLogprob] | None]
+        self, prompt: Echo, scored: Sequence[Mapping[str, PromptLogprob] | None]
     ) -> None:
-        """The tokens of a prompt. The first one has nothing before it, and of token ids its text is
-        not known."""
+        """The tokens of a prompt. The first one has nothing before it, so it has no score."""
         of_token = [list(one.values()) for one in scored if one is not None]
         rest = "".join(values[0].decoded_token for values in of_token)
-        first = ""
-        if isinstance(prompt, str) and prompt.endswith(rest):
-            first = prompt[: len(prompt) - len(rest)]
+        first = prompt.first or ""
+        if prompt.first is None and prompt.text.endswith(rest):
+            first = prompt.text[: len(prompt.text) - len(rest)]
         self._append(first, None, None)
         for values in of_token:
             top = [(one.decoded_token, one.logprob) for one in values]
@@ -284,7 +311,6 @@ def _deltas(
     for choice in chunk.choices:
         index = number * call.n + choice.index
         text = "" if call.scores_only else choice.delta.content or ""
-        prompt = call.prompts[number]
         logprobs = None
         if call.logprobs is not None:
             tokens = Logprobs(offsets.get(index, 0))
@@ -292,7 +318,7 @@ def _deltas(
             offsets[index] = tokens.offset
             logprobs = tokens.to_dict()
         if call.echo and index not in offsets:
-            text = (prompt if isinstance(prompt, str) else "") + text
+            text = call.echoes[number].text + text
         offsets.setdefault(index, 0)
         deltas.append(
             {

@@ -1,4 +1,4 @@
-"""/ and /health, which need no key: what this is, and whether Redis answers."""
+"""/, /health and /metrics, which need no key: what this is, whether Redis answers, and figures."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from jobs.gateway.failures import JsonReply
 from jobs.gateway.gateway import Gateway
+from jobs.gateway.metrics import MetricsPage
 from jobs.store.connection.connect import redis_failure
 
 
@@ -27,7 +28,14 @@ def routes(gateway: Gateway) -> list[Route]:
         workers = await gateway.models.workers()
         return JsonReply({"status": "ok", "workers": workers})
 
+    page = MetricsPage(gateway.figures)
+
+    async def metrics(request: Request) -> Response:
+        body, content_type = page.render(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
     return [
         Route("/", root, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
     ]

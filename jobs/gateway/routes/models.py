@@ -1,4 +1,4 @@
-"""/v1/models: the names that workers serve, with their aliases."""
+"""/v1/models: the names that workers serve, with their aliases; and the routes of tokenizers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 from jobs.gateway.endpoints import route
 from jobs.gateway.failures import JsonReply
 from jobs.gateway.gateway import Gateway
+from jobs.gateway.routes import tokens
 from jobs.gateway.served import unknown_model
 from jobs.gateway.tenants import Tenant
 
@@ -28,4 +29,5 @@ def routes(gateway: Gateway) -> list[Route]:
     return [
         route(gateway, "GET", "/v1/models", list_models),
         route(gateway, "GET", "/v1/models/{id:path}", get_model),
+        *tokens.routes(gateway),
     ]

@@ -28,6 +28,7 @@ PARTS: dict[str, Any] = {
     "name": "n",
     "command": "c",
     "bucket": 1,
+    "fingerprint": "f",
     "session": "s",
     "run": "r",
     "row": 1,
