@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,6 +78,46 @@ def test_sampling_options_in_one_batch(path: Path, load: Load) -> None:
                     [each.logprob for each in its.logprobs.content], abs=1e-3
                 )
         assert (one.prompt_logprobs is None) == (other.prompt_logprobs is None)
+
+
+FORM = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 5},
+        "tags": {"type": "array", "items": {"enum": ["a", "bc"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("draft", [None, "ngram"])
+def test_constrained_rows_beside_free_ones(path: Path, load: Load, draft: str | None) -> None:
+    """Their masks are filled on the host while the device computes."""
+    asked = {"model": "m", "enable_thinking": False, "max_tokens": 300, "temperature": 0}
+    own: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.2},
+        {"top_p": 0.6, "temperature": 1},
+        {"n": 2},
+    ]
+    requests = [
+        {**asked, "seed": number, **one, "messages": [{"role": "user", "content": f"{number}"}]}
+        for number, one in enumerate(own * 3)
+    ]
+    for request in requests[4:]:
+        request["guided_json"] = FORM
+    options = {"max_batch": 8, "draft": draft}
+    ours, theirs = (
+        [
+            [(choice.message, choice.finish_reason) for choice in one.choices]
+            for one in answers(load(path, reference=reference, **options), requests)
+        ]
+        for reference in (False, True)
+    )
+    assert ours == theirs
+    for message, reason in (choice for one in ours[4:] for choice in one):
+        assert reason == "stop" and set(json.loads(message.content)) == {"name", "tags"}
 
 
 def test_top_p_beyond_the_candidates(

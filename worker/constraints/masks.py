@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.constraints.matcher import Matcher
-from worker.layers.transfer import is_accelerator
+from worker.layers.transfer import is_accelerator, to_device
 
 WORD = 32  # bits
 MOST_THREADS = 4  # more fight with the threads of the kernels
@@ -80,8 +80,8 @@ def apply_masks(logits: Tensor, rows: Sequence[MaskedRow]) -> None:
     if at == list(range(len(logits))):
         logits.masked_fill_(refused, NEVER)
         return
-    for row, mask in zip(at, refused, strict=True):
-        logits[row].masked_fill_(mask, NEVER)
+    places = to_device(at, logits.device, torch.long)
+    logits.index_copy_(0, places, logits.index_select(0, places).masked_fill_(refused, NEVER))
 
 
 def _exclude_on_host(logits: Tensor, masks: NDArray[np.int32], at: Sequence[int]) -> None:

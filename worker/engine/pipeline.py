@@ -1,11 +1,14 @@
 """Gives steps to the device. One that overlaps steps gets the next one before the result of the
-last one is read, if it does not depend on that (docs/decisions/overlapped-steps.md)."""
+last one is read (docs/decisions/overlapped-steps.md): as a whole, or up to its logits if the draw
+depends on that result."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from worker.engine.recovery import first_line
 from worker.engine.runner import ModelRunner, UnreadResult
@@ -23,13 +26,22 @@ class Launched:
     result: UnreadResult
 
 
+@dataclass(frozen=True, slots=True)
+class Undrawn:
+    """A step of which the device was given the forward pass. Its tokens are drawn when the step
+    before it is committed."""
+
+    scheduled: SequenceOf[ScheduledSequence]
+    logits: Tensor
+
+
 class Pipeline:
     """Owns the step that is in flight between two steps of the engine. Used by the thread that
     steps the engine."""
 
     def __init__(self, scheduler: Scheduler, runner: ModelRunner, *, overlaps: bool) -> None:
         self.launched = 0  # steps
-        self.in_flight: Launched | None = None
+        self.in_flight: Launched | Undrawn | None = None
         self.overlaps = overlaps
         self._scheduler, self._runner = scheduler, runner
 
@@ -37,6 +49,9 @@ class Pipeline:
         """The step to read and commit now; None if there is nothing to run. The one after it is in
         flight from now on, if it can be."""
         step = self.in_flight or self._launch()
+        if isinstance(step, Undrawn):
+            result = self._runner.draw(step.logits, self._scheduler.sampling())
+            step = Launched(step.scheduled, result)
         if step is not None:
             self.in_flight = self._launch_following(step) if self.overlaps else None
         return step
@@ -60,7 +75,7 @@ class Pipeline:
         result = self._runner.draw(logits, self._scheduler.sampling())
         return Launched(self._scheduler.scheduled, result)
 
-    def _launch_following(self, step: Launched) -> Launched | None:
+    def _launch_following(self, step: Launched) -> Launched | Undrawn | None:
         token_ids = step.result.token_ids
         if token_ids is None:
             return None
@@ -69,12 +84,16 @@ class Pipeline:
             if following is None:
                 return None
             logits = self._runner.follow(following, token_ids)
-            result = self._runner.draw(logits, self._scheduler.sampling(ahead=1))
+            scheduled = self._scheduler.scheduled
+            next_step: Launched | Undrawn = Undrawn(scheduled, logits)
+            if all(one.foreseeable for one in scheduled):
+                result = self._runner.draw(logits, self._scheduler.sampling(ahead=1))
+                next_step = Launched(scheduled, result)
         except Exception as error:
             self._forgo(error)
             return None
         self.launched += 1
-        return Launched(self._scheduler.scheduled, result)
+        return next_step
 
     def _forgo(self, error: Exception) -> None:
         """A step can't be launched before the last one is read, which counts nevertheless. It is

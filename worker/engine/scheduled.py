@@ -41,9 +41,13 @@ class ScheduledSequence(NamedTuple):
             and not draft.token_ids
             and sequence.computed >= len(sequence.prompt_ids)
             and not sequence.reads(1)
-            and sampling.foreseeable
         )
         return cls(sequence, count, draft, slot, ready, decodes)
+
+    @property
+    def foreseeable(self) -> bool:
+        """True if the draw does not depend on which tokens were drawn before."""
+        return self.sequence.sampling is None or self.sequence.sampling.foreseeable
 
     @property
     def checked(self) -> bool:
@@ -105,7 +109,10 @@ def sampling_batch(scheduled: SequenceOf[ScheduledSequence], ahead: int = 0) -> 
             if one.checked:
                 batch.checked.append(row)
         elif one.ready:
-            batch.add(sequence.sampling, draft, at=row, ahead=ahead)
+            if sequence.ended:  # in the step before this one
+                batch.add_void(sequence.sampling, at=row)
+            else:
+                batch.add(sequence.sampling, draft, at=row, ahead=ahead)
         row += 1 + len(draft)
     return batch
 

@@ -128,6 +128,11 @@ class SamplingBatch:
             self.at.append(at + number)
             self.rows.append(Row(params, choice, first + number, logprobs))
 
+    def add_void(self, sampling: SamplingInput, *, at: int) -> None:
+        """Add row `at`, of a sequence that has ended: nobody wants the token that is drawn."""
+        self.at.append(at)
+        self.rows.append(Row(sampling.params, sampling.choice, sampling.position, False))
+
     @property
     def needs_copy(self) -> bool:
         """True if processors change logits, or they are read in float32."""

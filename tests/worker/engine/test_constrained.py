@@ -180,7 +180,7 @@ def test_a_sequence_that_begins_anew_has_the_state_of_its_output(engine: Engine)
         stepped.advance([token_id])
     again = SamplingInput(params, 0, prompt.token_ids, output)
     assert stepped.matcher and again.matcher
-    assert not stepped.foreseeable  # its steps are not overlapped
+    assert not stepped.foreseeable  # its masks wait for the token before
     assert again.matcher.inner.compute_bitmask() == stepped.matcher.inner.compute_bitmask()
     first = SamplingInput(params, 0, prompt.token_ids).matcher
     assert first and first.inner.compute_bitmask() != again.matcher.inner.compute_bitmask()

@@ -4,6 +4,7 @@ nothing of a token that is void is left."""
 from __future__ import annotations
 
 import gc
+import json
 import random
 import weakref
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 from hypothesis import example, given, settings
 from torch import Tensor
 
+from jobs.api.answer import ChoiceLogprobs
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
@@ -33,19 +35,26 @@ from tests.worker.engine.test_prefix_property import (
 )
 from worker import Engine
 from worker import device as devices
+from worker.constraints.masks import MaskedRow, apply_masks
 from worker.engine.engine import EngineCore
+from worker.engine.pipeline import Undrawn
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
 from worker.layers.batch import Batch
 from worker.local.collect import CollectingSink
+from worker.sampling import inputs
 from worker.sampling.sampler import Sampled, StepResult
 from worker.speculative.proposer import Draft
 
 GREEDY = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
 EXAMPLES = 6
-# Options with which a draw depends on which tokens are before it.
-HELD_BACK = {"repetition_penalty", "presence_penalty", "bad_words", "min_tokens"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "tag": {"enum": ["a", "bc"]}},
+    "required": ["name", "tag"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module", params=["full", "window"])
@@ -74,6 +83,24 @@ class Watch:
         core.runner.follow = counted
 
 
+def kept(of_requests: list[Any]) -> list[Any]:
+    """Those of the requests that `answers` does not cancel."""
+    last = len(of_requests)
+    return [one for at, one in enumerate(of_requests, 1) if at % 7 != 3 or at == last]
+
+
+class Near:
+    """Log-probabilities, which are equal to others that differ by the rounding of other batches."""
+
+    def __init__(self, found: ChoiceLogprobs | None) -> None:
+        self.tokens = [] if found is None else [one.token for one in found.content or ()]
+        self.values = [] if found is None else [one.logprob for one in found.content or ()]
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Near)
+        return self.tokens == other.tokens and self.values == pytest.approx(other.values, abs=1e-4)
+
+
 def answers(engine: Engine, requests: list[dict[str, Any]], seed: int) -> list[Any]:
     """The completions of requests that come while others run, some of which are cancelled."""
     chosen, sinks, chats = random.Random(seed), [], []
@@ -88,15 +115,13 @@ def answers(engine: Engine, requests: list[dict[str, Any]], seed: int) -> list[A
         pass
     assert all(chat.done for chat in chats)
     found: list[Any] = []
-    for number, sink in enumerate(sinks):
-        if (number + 1) % 7 == 3 and number + 1 < len(sinks):
-            continue  # how far a cancelled one came depends on the steps
+    for sink in kept(sinks):  # how far a cancelled one came depends on the steps
         answer = sink.completion()
         found.append(
             (
                 [choice.message for choice in answer.choices],
                 [choice.finish_reason for choice in answer.choices],
-                [choice.logprobs for choice in answer.choices],
+                [Near(choice.logprobs) for choice in answer.choices],
                 answer.prompt_logprobs,
                 answer.usage.completion_tokens,
             )
@@ -106,14 +131,66 @@ def answers(engine: Engine, requests: list[dict[str, Any]], seed: int) -> list[A
 
 def test_answers_with_all_options_are_those_without_overlap(folder: Path) -> None:
     """Penalties, biases, bad words and stop strings, log-probabilities, arrivals and cancels."""
-    simple = [one for one in mixed_requests(90, seed=1) if not HELD_BACK & one.keys()]
-    requests = [*mixed_requests(20), *simple]
+    requests = mixed_requests(80)
     plain, engine = load(folder, overlaps=False), load(folder)
     watches = [Watch(one._core) for one in (plain, engine)]
     assert answers(engine, requests, 1) == answers(plain, requests, 1)
     assert watches[0].launched == 0
     assert watches[1].launched > 20
     assert engine._core.book._used == {}
+
+
+def test_draws_that_need_the_token_before_are_those_without_overlap(folder: Path) -> None:
+    """Masks and penalties, beside rows that need nothing. Their forward passes overlap."""
+    forms: list[dict[str, Any]] = [
+        {"guided_json": SCHEMA, "max_tokens": 200},
+        {"repetition_penalty": 1.3},
+        {"guided_json": SCHEMA, "max_tokens": 200, "presence_penalty": 1.0, "logprobs": True},
+        {},
+        {"min_tokens": 8, "bad_words": ["the"]},
+    ]
+    requests = [
+        {
+            **{"model": "m", "enable_thinking": False, "seed": number, "max_tokens": 20},
+            **forms[number % len(forms)],
+            "messages": [{"role": "user", "content": f"hello {number}"}],
+        }
+        for number in range(30)
+    ]
+    plain, engine = load(folder, overlaps=False), load(folder)
+    watches = [Watch(one._core) for one in (plain, engine)]
+    found = answers(engine, requests, 1)
+    assert found == answers(plain, requests, 1)
+    assert watches[0].launched == 0
+    assert watches[1].launched > engine._core.steps / 2
+    formed = [
+        one for one, request in zip(found, kept(requests), strict=True) if "guided_json" in request
+    ]
+    for (message, *_), reasons, *_ in formed:
+        assert reasons == ["stop"] and set(json.loads(message.content)) == {"name", "tag"}
+    assert formed
+
+
+def test_the_grammar_of_an_answer_that_has_ended_is_not_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def masks(logits: Tensor, rows: list[MaskedRow]) -> None:
+        asked.append(len(rows))
+        assert not any(one.matcher.inner.is_stopped() for one in rows)
+        apply_masks(logits, rows)
+
+    monkeypatch.setattr(inputs, "apply_masks", masks)
+    engine = load(folder)
+    fields = {"model": "m", "enable_thinking": False, "messages": [{"role": "user", "content": ""}]}
+    sinks = [CollectingSink(), CollectingSink()]
+    for sink, choice in zip(sinks, ["a", "a long answer"], strict=True):
+        engine.submit(ChatRequest.parse({**fields, "guided_choice": [choice]}), sink)
+    while engine.step():
+        pass
+    found = [sink.completion().choices[0].message.content for sink in sinks]
+    assert found == ["a", "a long answer"] and asked
 
 
 @pytest.fixture(scope="module")
@@ -475,11 +552,16 @@ def test_one_that_ends_by_its_length_leaves_its_place_to_what_waits() -> None:
     ],
     ids=str,
 )
-def test_a_draw_that_depends_on_the_last_token_is_not_launched_early(
-    options: dict[str, Any],
+def test_a_draw_that_depends_on_the_last_token_waits_for_it(
+    folder: Path, options: dict[str, Any]
 ) -> None:
-    scheduler, _ = decoding(10, **options)
-    assert scheduler.follow(scheduler.scheduled) is None
+    """And its forward pass does not."""
+    engine = load(folder)
+    core: Any = engine._core
+    started(engine, [5, 6], GREEDY.model_copy(update=options))
+    engine.step()  # of the prompt
+    engine.step()
+    assert isinstance(core._pipeline.in_flight, Undrawn)
 
 
 @pytest.mark.parametrize(
