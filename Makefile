@@ -19,8 +19,8 @@
 #   make extras  make the environment .extras, with lm-evaluation-harness and Ray (2.4 GB), and
 #                test the adapters to other programs there
 #   make wheel   build a wheel for x86-64 Linux in dist/, with compiled CPU kernels
-#   make browser look at a report in headless Chromium (Debian's package chromium), and write
-#                screenshots to browser/
+#   make browser look at reports and the live page in headless Chromium (Debian's package chromium),
+#                and write screenshots to browser/
 #   make soak    35 minutes of faults under load, with a new seed; SERVER=/path/of/redis-server
 #   make clean   remove the environment and the caches, but no results
 

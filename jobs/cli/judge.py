@@ -67,6 +67,7 @@ def score_by_judge(
             questions,
             judge.configuration(run),
             window=WINDOW_ROWS,
+            expected=len(questions),
         )
         watched = WatchedRun(
             asked, connected, store, [judge.model], len(questions), spec.text, quiet=quiet

@@ -256,8 +256,10 @@ def _wait(count: int) -> str:
 
 def _list_runs(store: Results, as_json: bool, unwritten: Unwritten | None) -> None:
     """`unwritten`: None if it is not known."""
+    from jobs.results.newest import newest_runs
+
     waiting = {} if unwritten is None else unwritten.runs
-    names = sorted(store.runs(), key=lambda run: _written_at(store, run), reverse=True)
+    names = newest_runs(store)
     written = {run: store.dataset(run).count_rows() for run in names}
     runs: list[dict[str, Any]] = [
         {
@@ -278,14 +280,6 @@ def _list_runs(store: Results, as_json: bool, unwritten: Unwritten | None) -> No
             unit = "row" if run["rows"] == 1 else "rows"
             left = f", {run['unwritten']} not written yet" if run["unwritten"] else ""
             echo(f"{run['run']:{width}}  {run['rows']:>8} {unit}{left}")
-
-
-def _written_at(store: Results, run: str) -> float:
-    """The time at which a file was last added to a run."""
-    from jobs.results.files import SAMPLES
-
-    samples = store.path(run) / SAMPLES
-    return samples.stat().st_mtime if samples.is_dir() else 0.0
 
 
 def _print_summary(store: Results, run: str) -> None:

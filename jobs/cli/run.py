@@ -364,7 +364,9 @@ class _Run:
 
         self._store, self._name, self._columns = store, name, columns
         self._quiet, self._max_error_rate = quiet, max_error_rate
-        self._run = DataSetRun(connected.redis, store, name, source, configuration, window=window)
+        self._run = DataSetRun(
+            connected.redis, store, name, source, configuration, window=window, expected=count
+        )
         self._watched = WatchedRun(
             self._run,
             connected,

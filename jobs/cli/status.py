@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs import keys
 from jobs.cli.failures import Failure, NotFound
 from jobs.cli.options import Seconds, connection, json_option, redis_option
 from jobs.cli.output import clear_terminal, echo, print_json
@@ -20,14 +17,8 @@ from jobs.sizes import counted
 if TYPE_CHECKING:
     from redis import Redis
 
-    from jobs.store.backlog import Unwritten
-    from jobs.store.damage import Damage
-    from jobs.store.worker_status import (
-        RecorderStatus,
-        WatchedWorker,
-        WorkerStatus,
-        WorkerStatuses,
-    )
+    from jobs.store.snapshot import Snapshot
+    from jobs.store.worker_status import WorkerStatus
 
 
 class CannotWrite(Failure):
@@ -40,24 +31,6 @@ class Unhealthy(Failure):
     """The workers fail the jobs that they start."""
 
     code = "unhealthy"
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What Redis says at one moment. `workers`: all of them; `running`, `loading` and
-    `recorders`: those on the host that was asked for. `recorded`: somebody writes rows, on any
-    host. `faults`: why a process can't, by name. `eviction`: why Redis may evict keys, or ""."""
-
-    workers: WorkerStatuses
-    running: Sequence[WatchedWorker]
-    loading: Sequence[WorkerStatus]
-    recorders: Sequence[RecorderStatus]
-    queues: Sequence[dict[str, Any]]
-    rows: Unwritten
-    recorded: bool
-    faults: Mapping[str, str]
-    damaged: Sequence[Damage]
-    eviction: str
 
 
 @click.command()
@@ -79,10 +52,12 @@ def status(host: str | None, watch: bool, interval: float, as_json: bool, redis_
 
     Exit code 1 if rows can't be written, or if values in Redis can't be read.
     """
+    from jobs.store.snapshot import read_snapshot
+
     with connection(redis_url) as redis:
         while watch:
             _look_again(redis, host, interval, as_json)
-        snapshot = _read(redis, host)
+        snapshot = read_snapshot(redis, host)
     if as_json:
         print_json(_facts(snapshot))
     else:
@@ -98,9 +73,10 @@ def _look_again(redis: Redis, host: str | None, interval: float, as_json: bool) 
     from redis import RedisError
 
     from jobs.store.connection.connect import redis_failure
+    from jobs.store.snapshot import read_snapshot
 
     try:
-        snapshot = _read(redis, host)
+        snapshot = read_snapshot(redis, host)
     except RedisError as error:
         clear_terminal()
         echo(redis_failure(redis, error).message, err=True)
@@ -115,51 +91,6 @@ def _look_again(redis: Redis, host: str | None, interval: float, as_json: bool) 
             if fault is not None:
                 fault.show()
     time.sleep(interval)
-
-
-def _read(redis: Redis, host: str | None) -> Snapshot:
-    """Raises redis.RedisError."""
-    from jobs.store.backlog import Unwritten, any_records, read_unwritten, recording_faults
-    from jobs.store.damage import find_damage
-    from jobs.store.eviction import read_eviction
-    from jobs.store.queue_depths import read_queues
-    from jobs.store.rq_layout import QUEUES_KEY
-    from jobs.store.worker_status import (
-        WorkerStatuses,
-        read_recorders,
-        read_statuses,
-        with_heartbeats,
-    )
-
-    damaged = find_damage(redis)
-    wrong = {one.key for one in damaged}
-    workers = WorkerStatuses([], [], []) if keys.WORKERS in wrong else read_statuses(redis)
-    recorders = [] if keys.RECORDERS in wrong else read_recorders(redis)
-    queues = [] if QUEUES_KEY in wrong else read_queues(redis)
-    rows = Unwritten({}) if keys.OUTBOXES in wrong else read_unwritten(redis)
-    eviction = read_eviction(redis)
-    running = with_heartbeats(redis, workers.running) if workers.running else []
-    loading = workers.loading
-    running.sort(key=lambda worker: worker.get("started_at", 0.0), reverse=True)
-    for queue in queues:
-        queue["workers"] = workers.serve(queue["model"], queue["func"])
-    recorded = any_records([*running, *recorders])
-    if host is not None:
-        running = [worker for worker in running if worker["host"] == host]
-        loading = [worker for worker in loading if worker["host"] == host]
-        recorders = [recorder for recorder in recorders if recorder["host"] == host]
-    return Snapshot(
-        workers=workers,
-        running=running,
-        loading=loading,
-        recorders=recorders,
-        queues=queues,
-        rows=rows,
-        recorded=recorded,
-        faults=recording_faults([*running, *recorders]),
-        damaged=[*damaged, *workers.damaged],
-        eviction=eviction,
-    )
 
 
 def _facts(found: Snapshot) -> dict[str, Any]:

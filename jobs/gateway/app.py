@@ -21,20 +21,20 @@ from jobs.gateway.gateway import Gateway
 from jobs.gateway.hosts import LocalHosts
 from jobs.gateway.leaving import end
 from jobs.gateway.openapi import document
-from jobs.gateway.routes import chat, completions, files, health, models
+from jobs.gateway.routes import chat, completions, files, health, live, models
 
-FAMILIES = (health, models, chat, completions, files, document)
+FAMILIES = (health, live, models, chat, completions, files, document)
 
 
 def make_app(gateway: Gateway) -> ASGIApp:
-    """The application of a gateway, which closes its client at the end."""
+    """The application of a gateway, which closes its connections at the end."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         sweeping = asyncio.create_task(sweep_files(gateway.settings.results))
         yield
         await end(sweeping)
-        await gateway.client.close()
+        await gateway.close()
 
     origins = list(gateway.settings.cors_origins)
     cors = Middleware(

@@ -14,6 +14,7 @@ from jobs.client.job import AsyncJob
 from jobs.errors import JobError
 from jobs.gateway.failures import SHOWN, HttpError
 from jobs.gateway.figures import Figures
+from jobs.gateway.overview import Overview
 from jobs.gateway.served import ServedModels
 from jobs.gateway.settings import Settings
 from jobs.gateway.tenants import ApiKeys, Tenant
@@ -42,7 +43,13 @@ class Gateway:
         self.models = ServedModels(client.connection)
         self.tokenizers = Tokenizers(client.connection)
         self.figures = Figures()
+        self.overview = Overview(settings)
         self.stopping = False
+
+    async def close(self) -> None:
+        """Close the connections to Redis."""
+        self.overview.close()
+        await self.client.close()
 
     async def job_of(self, tenant: Tenant, job_id: str) -> tuple[AsyncJob, JobState]:
         """A job of a tenant, and its state. Raises HttpError 404 for those of others as well."""

@@ -57,7 +57,7 @@ class ServedModels:
             if now >= self._next_read:
                 steps = statuses_as_steps(now + WAIT_SECONDS)
                 found = await run_async(steps, self._connection)
-                self._models = dict(sorted(_models(found).items()))
+                self._models = dict(sorted(models_of(found).items()))
                 self._workers = len(found.running)
                 self._seen |= {name: (now, one) for name, one in self._models.items()}
                 self._next_read = time.monotonic() + READ_SECONDS
@@ -112,7 +112,7 @@ def unknown_model(name: Any, models: Mapping[str, Model]) -> HttpError:
     )
 
 
-def _models(found: WorkerStatuses) -> dict[str, Model]:
+def models_of(found: WorkerStatuses) -> dict[str, Model]:
     models: dict[str, Model] = {}
     for worker in found.loading:
         for reference, names in worker["loading"].items():

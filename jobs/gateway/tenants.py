@@ -83,6 +83,12 @@ class Tenant:
             salt = f"{self.name}:{salt or ''}"  # nobody sees by times what others have sent
         return {**body, "job": options, "cache_salt": salt}
 
+    def run_name(self, run: str) -> str | None:
+        """A run by the name that this tenant gives it; None for the run of another one."""
+        if self.name is None:
+            return run
+        return run.removeprefix(f"{self.name}.") if run.startswith(f"{self.name}.") else None
+
     def owns(self, request: Mapping[str, Any]) -> bool:
         """True if a job with this request, in JSON, is one of this tenant."""
         if self.name is None:

@@ -28,6 +28,7 @@ TYPES: dict[tuple[str, ...], type] = {
     **{(name,): int if name == "schema_version" else str for name in VERSIONS},
     ("state",): str,
     ("configuration_hash",): str,
+    ("expected",): int,
     (CONFIGURATION,): dict,
     (CONFIGURATION, "limit"): int,
     (CONFIGURATION, "data set"): dict,
@@ -82,6 +83,14 @@ class RunJson:
     def state(self) -> str | None:
         """running, interrupted or done; None if `chatjobs run` has not made the run."""
         found: str | None = self.content.get("state")
+        return found
+
+    @property
+    def expected(self) -> int | None:
+        """Samples of the whole run: as the last audit has counted them, about before it."""
+        if self.state == "done" and self.size is not None:
+            return self.size[0] * self.size[1]
+        found: int | None = self.content.get("expected")
         return found
 
     @property

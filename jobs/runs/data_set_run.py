@@ -41,10 +41,13 @@ class DataSetRun:
         configuration: Mapping[str, Any],
         *,
         window: int,
+        expected: int | None = None,
     ) -> None:
-        """`window`: rows in Redis at once that have not ended."""
+        """`window`: rows in Redis at once that have not ended. `expected`: samples of the whole
+        run, about, for those who watch it."""
         self._results, self.name, self._source = results, name, source
         self._configuration, self._window = configuration, window
+        self._expected = expected
         self._file = RunFile(results, name)
         self._rows = RunRows(redis, ProducerLease(redis, name))
         self._versions = SameVersions(redis, results, name)
@@ -71,7 +74,7 @@ class DataSetRun:
             nonlocal noted
             self._versions.check()
             if not noted:
-                self._file.write(self._configuration, "running")
+                self._file.write(self._configuration, "running", expected=self._expected)
                 noted = True
 
         def begin() -> RowSet | None:

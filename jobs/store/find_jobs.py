@@ -116,9 +116,10 @@ def find_jobs(wanted: Selection, deadline: float | None = None) -> Emitting[Foun
                 break
 
 
-def newest_jobs(wanted: Selection, limit: int) -> Emitting[FoundJob]:
+def newest_jobs(wanted: Selection, limit: int, deadline: float | None = None) -> Emitting[FoundJob]:
     """Emits `limit` of these jobs, beginning with the one that ended, or was enqueued, last. Their
-    times are read first, and then one page of jobs after the other.
+    times are read first, and then one page of jobs after the other. An outage is waited out until
+    `deadline`.
 
     If all jobs of some states are wanted, the times of at most NEWEST or `limit` jobs in each queue
     and registry are read: of those that were queued last, or that are kept longest.
@@ -126,19 +127,19 @@ def newest_jobs(wanted: Selection, limit: int) -> Emitting[FoundJob]:
     now = time.time()
     most = max(NEWEST, limit) if wanted.takes_all else None
     since: dict[str, float] = {}
-    for some in (yield from _lists(wanted)):
+    for some in (yield from _lists(wanted, deadline)):
         for start in count(0, PAGE):
             size = PAGE if most is None else min(PAGE, most - start)
             if size <= 0:
                 break
-            page = yield from some.page(start, size, from_end=True)
-            since.update(zip(page, (yield from _times(page)), strict=True))
+            page = yield from some.page(start, size, from_end=True, deadline=deadline)
+            since.update(zip(page, (yield from _times(page, deadline)), strict=True))
             if len(page) < size:
                 break
     ids = sorted(since, key=since.__getitem__, reverse=True)
     left = limit
     for start in range(0, len(ids), PAGE):
-        for found in (yield from _read(ids[start : start + PAGE])):
+        for found in (yield from _read(ids[start : start + PAGE], deadline)):
             if left and found.state.status in wanted.states and _matches(found, wanted, now):
                 left -= 1
                 yield Emit(found)
@@ -199,11 +200,12 @@ def _read(job_ids: list[str], deadline: float | None = None) -> Steps[list[Found
     return [_found(job_id, values) for job_id, values in zip(job_ids, replies, strict=True)]
 
 
-def _times(job_ids: list[str]) -> Steps[list[float]]:
+def _times(job_ids: list[str], deadline: float | None) -> Steps[list[float]]:
     """Since when the jobs have their states, as in FoundJob."""
     if not job_ids:
         return []
-    replies = yield from retry(commands([("hmget", job_key(job_id), TIMES) for job_id in job_ids]))
+    reads = commands([("hmget", job_key(job_id), TIMES) for job_id in job_ids])
+    replies = yield from retry(reads, deadline)
     return [_since(parse_time(ended), parse_time(enqueued)) for ended, enqueued in replies]
 
 

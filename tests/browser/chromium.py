@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.waiting import wait_until
+
 COMMAND = next((one for one in ("chromium", "chromium-browser") if shutil.which(one)), None)
 OPTIONS = (
     "--headless",
@@ -29,22 +31,22 @@ Scheme = Literal["light", "dark"]
 
 
 class Page:
-    """A tab. Of the file that it shows: `problems`: what is in the console; `requests`: the
-    addresses that were loaded, its own first."""
+    """A tab. Of the document that it shows, as far as `collect` has taken it: `problems`: what is
+    in the console; `requests`: the addresses that were loaded, its own first."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
         self.problems: list[str] = []
         self.requests: list[str] = []
-        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = browser.call("Target.attachToTarget", targetId=target, flatten=True)[
+        self._target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = browser.call("Target.attachToTarget", targetId=self._target, flatten=True)[
             "sessionId"
         ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
 
-    def show(self, file: Path, width: int, scheme: Scheme) -> None:
-        """Open a file as a device of this width would, and wait until it is loaded."""
+    def show(self, address: str, width: int, scheme: Scheme) -> None:
+        """Open a document as a device of this width would, and wait until it is loaded."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -55,20 +57,26 @@ class Page:
         preference = {"name": "prefers-color-scheme", "value": scheme}
         self._call("Emulation.setEmulatedMedia", media="screen", features=[preference])
         self._browser.take_events()
-        self._call("Page.navigate", url=file.absolute().as_uri())
+        self._call("Page.navigate", url=address)
         self._browser.wait_for("Page.loadEventFired")
         self.problems, self.requests = [], []
-        self._note(self._browser.take_events())
+        self.collect()
 
     def value(self, expression: str) -> Any:
         """The value of an expression of JavaScript, which runs beside the page's policy."""
-        return self._call("Runtime.evaluate", expression=expression, returnByValue=True)["result"][
-            "value"
-        ]
+        found = self._call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def wait(self, expression: str) -> None:
+        """Wait until an expression is true."""
+        wait_until(lambda: self.value(f"Boolean({expression})"), f"{expression} is never true")
 
     def press(self, key: str) -> None:
         """Press and release a key."""
-        code = {"Tab": 9}[key]
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, "")}[key]
         for kind in ("keyDown", "keyUp"):
             self._call(
                 "Input.dispatchKeyEvent",
@@ -76,7 +84,17 @@ class Page:
                 key=key,
                 code=key,
                 windowsVirtualKeyCode=code,
+                **({"text": text} if text and kind == "keyDown" else {}),
             )
+
+    def type(self, text: str) -> None:
+        """Type into the element that has the focus."""
+        self._call("Input.insertText", text=text)
+
+    def accessibility(self) -> list[dict[str, Any]]:
+        """What assistive technology sees."""
+        nodes: list[dict[str, Any]] = self._call("Accessibility.getFullAXTree")["nodes"]
+        return nodes
 
     def screenshot(self, file: Path) -> None:
         """Write the whole page as PNG."""
@@ -88,11 +106,15 @@ class Page:
         printed = self._call("Page.printToPDF", printBackground=False)
         file.write_bytes(base64.b64decode(printed["data"]))
 
+    def close(self) -> None:
+        self._browser.call("Target.closeTarget", targetId=self._target)
+
     def _call(self, method: str, **parameters: Any) -> Any:
         return self._browser.call(method, self._session, **parameters)
 
-    def _note(self, events: list[dict[str, Any]]) -> None:
-        for event in events:
+    def collect(self) -> None:
+        """Add what has happened since to `problems` and `requests`."""
+        for event in self._browser.take_events():
             content = event["params"]
             if event["method"] == "Log.entryAdded":
                 self.problems.append(content["entry"]["text"])

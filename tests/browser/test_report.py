@@ -88,7 +88,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def test_the_page_fits_loads_nothing_and_has_no_errors(
     page: Page, files: dict[str, Path], name: str, width: int, scheme: Scheme
 ) -> None:
-    page.show(files[name], width, scheme)
+    page.show(files[name].as_uri(), width, scheme)
     page.screenshot(SCREENSHOTS / f"report-{name}-{width}-{scheme}.png")
     assert page.problems == []
     assert page.requests == [files[name].as_uri()]
@@ -102,14 +102,14 @@ def test_the_page_fits_loads_nothing_and_has_no_errors(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_enough_contrast(page: Page, files: dict[str, Path], scheme: Scheme) -> None:
-    page.show(files["one"], DESKTOP, scheme)
+    page.show(files["one"].as_uri(), DESKTOP, scheme)
     assert min(page.value(CONTRAST)) >= 4.5  # WCAG's level AA
 
 
 def test_links_and_wide_tables_are_reached_by_the_keyboard(
     page: Page, files: dict[str, Path]
 ) -> None:
-    page.show(files["several"], PHONE, "light")
+    page.show(files["several"].as_uri(), PHONE, "light")
     reached = []
     for _ in range(20):
         page.press("Tab")
@@ -119,6 +119,6 @@ def test_links_and_wide_tables_are_reached_by_the_keyboard(
 
 
 def test_it_prints(page: Page, files: dict[str, Path], tmp_path: Path) -> None:
-    page.show(files["one"], DESKTOP, "dark")
+    page.show(files["one"].as_uri(), DESKTOP, "dark")
     page.print(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")

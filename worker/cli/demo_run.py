@@ -123,7 +123,9 @@ def _answer(
     with questions(count, run_id, model) as source, RunProgress(quiet=False) as progress:
         content, _ = source.content()
         configuration = source.configuration(content)
-        run = DataSetRun(client.redis, results, run_id, source, configuration, window=count)
+        run = DataSetRun(
+            client.redis, results, run_id, source, configuration, window=count, expected=count
+        )
         found = run.execute(_Watcher(client, worker, progress, count))
     assert isinstance(found, Audit)  # the watcher stops nothing
     return found

@@ -17,6 +17,7 @@ MODEL = object_of(
     }
 )
 TEXT: Schema = {"type": "string"}
+HTML = "text/html"
 
 FAMILY = Family(
     "about",
@@ -48,8 +49,8 @@ FAMILY = Family(
         ),
         ("GET", "/"): Operation(
             "getAbout",
-            "Name and version.",
-            {JSON: object_of({"name": TEXT, "version": TEXT, "base_url": TEXT})},
+            "Name and version, or the live page for a browser.",
+            {JSON: object_of({"name": TEXT, "version": TEXT, "base_url": TEXT}), HTML: TEXT},
             key=False,
         ),
         ("GET", "/metrics"): Operation(

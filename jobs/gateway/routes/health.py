@@ -1,8 +1,6 @@
-"""/, /health and /metrics, which need no key: what this is, whether Redis answers, and figures."""
+"""/health and /metrics, which need no key: whether Redis answers, and figures."""
 
 from __future__ import annotations
-
-from importlib.metadata import version
 
 from redis import RedisError
 from starlette.requests import Request
@@ -16,10 +14,6 @@ from jobs.store.connection.connect import redis_failure
 
 
 def routes(gateway: Gateway) -> list[Route]:
-    async def root(request: Request) -> Response:
-        about = {"name": "chatjobs", "version": version("chatjobs"), "base_url": "/v1"}
-        return JsonReply(about)
-
     async def health(request: Request) -> Response:
         try:
             await gateway.client.redis.ping()
@@ -35,7 +29,6 @@ def routes(gateway: Gateway) -> list[Route]:
         return Response(body, headers={"content-type": content_type})
 
     return [
-        Route("/", root, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
     ]

@@ -61,4 +61,4 @@ def check(method: str, path: str, call: dict[str, Any], reply: Any) -> None:
                     component("Error") if "error" in data else (*schema, "x-event-data")
                 ).validate(data)
     else:
-        validator(schema).validate(reply.json())
+        validator(schema).validate(reply.json() if media == "application/json" else reply.text)

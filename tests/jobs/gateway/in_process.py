@@ -46,7 +46,10 @@ def ask(
             async with httpx2.AsyncClient(
                 transport=transport, base_url="http://localhost", timeout=None
             ) as http:
-                return await http.request(method, path, **call)
+                try:
+                    return await http.request(method, path, **call)
+                finally:
+                    gateway.overview.close()
 
     reply = asyncio.run(main())
     described.check(method, path, call, reply)
