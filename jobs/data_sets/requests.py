@@ -127,7 +127,7 @@ class RequestReader:
             request = ChatRequest.parse(fields)
             self._check_id(request, place)
             self._identify(request, index, place)
-            size = _json_size(request) + OVERHEAD
+            size = json_size(request) + OVERHEAD
             check_size(size)
         except InvalidRequest as error:
             given = {} if isinstance(data, InvalidRequest) else data
@@ -258,7 +258,7 @@ def check_size(size: int) -> None:
         )
 
 
-def _json_size(request: ChatRequest) -> int:
+def json_size(request: ChatRequest) -> int:
     """Bytes of a request as JSON in ASCII, as a job has it."""
     try:
         text = request.model_dump_json(exclude_none=True)  # a quarter of the time of json.dumps

@@ -15,15 +15,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jobs.errors import JobError
 from jobs.gateway import failures
+from jobs.gateway.batches.watch import watch_batches
 from jobs.gateway.endpoints import REQUEST_ID
 from jobs.gateway.files.sweeping import sweep_files
 from jobs.gateway.gateway import Gateway
 from jobs.gateway.hosts import LocalHosts
 from jobs.gateway.leaving import end
 from jobs.gateway.openapi import document
-from jobs.gateway.routes import chat, completions, files, health, live, models
+from jobs.gateway.routes import batches, chat, completions, files, health, live, models
 
-FAMILIES = (health, live, models, chat, completions, files, document)
+FAMILIES = (health, live, models, chat, completions, files, batches, document)
 
 
 def make_app(gateway: Gateway) -> ASGIApp:
@@ -32,8 +33,10 @@ def make_app(gateway: Gateway) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         sweeping = asyncio.create_task(sweep_files(gateway.settings.results))
+        settings = gateway.settings
+        running = asyncio.create_task(watch_batches(settings.redis_url, settings.results))
         yield
-        await end(sweeping)
+        await end(sweeping, running)
         await gateway.close()
 
     origins = list(gateway.settings.cors_origins)

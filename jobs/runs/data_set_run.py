@@ -7,6 +7,7 @@ progress.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from redis import Redis
@@ -42,14 +43,17 @@ class DataSetRun:
         *,
         window: int,
         expected: int | None = None,
+        lease: ProducerLease | None = None,
     ) -> None:
         """`window`: rows in Redis at once that have not ended. `expected`: samples of the whole
-        run, about, for those who watch it."""
+        run, about, for those who watch it. `lease`: on the run, of a caller
+        that has it and gives it up itself."""
         self._results, self.name, self._source = results, name, source
         self._configuration, self._window = configuration, window
         self._expected = expected
         self._file = RunFile(results, name)
-        self._rows = RunRows(redis, ProducerLease(redis, name))
+        self._rows = RunRows(redis, lease or ProducerLease(redis, name))
+        self._releases = lease is None
         self._versions = SameVersions(redis, results, name)
         self.written = WrittenRows(results, name, source.samples)
         self.done_before = 0  # samples that were in files when the run went on
@@ -109,7 +113,9 @@ class DataSetRun:
             begin=begin,
             before_rows=before_rows,
         )
-        with self._rows.lease:
+        lease = self._rows.lease
+        held: AbstractContextManager[object] = lease if self._releases else nullcontext()
+        with held:
             while (end := producer.run()) != "waited":
                 try:
                     if end == "stopped":

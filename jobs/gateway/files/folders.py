@@ -143,6 +143,25 @@ def write_bytes(file: Path, content: bytes) -> None:
         os.fsync(opened.fileno())
 
 
+def create_json(file: Path, content: Any) -> bool:
+    """Let a file appear whole and durably. False if it is there: it stays. Raises OSError."""
+    part = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        write_json(part, content)
+        try:
+            os.link(part, file)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without hard links
+            if file.exists():
+                return False
+            part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+    sync_folder(file.parent)
+    return True
+
+
 def read_json(file: Path) -> dict[str, Any] | None:
     """The object in a file; None if there is none, or if it was damaged, which is logged."""
     try:

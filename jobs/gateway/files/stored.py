@@ -27,6 +27,7 @@ from jobs.gateway.paging import Page, select
 from jobs.sizes import size_text
 
 AREA = ".files"
+OUTPUT = "batch_output"  # the purpose of the files that batches write
 DATA = "data"
 FACTS = "file.json"
 

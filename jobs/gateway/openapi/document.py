@@ -12,10 +12,17 @@ from starlette.routing import Route
 
 from jobs.gateway.failures import JsonReply
 from jobs.gateway.gateway import Gateway
-from jobs.gateway.openapi import about, files, generation, live, tokens
+from jobs.gateway.openapi import about, batches, files, generation, live, tokens
 from jobs.gateway.openapi.operation import error_responses, object_of
 
-FAMILIES = (about.FAMILY, generation.FAMILY, files.FAMILY, tokens.FAMILY, live.FAMILY)
+FAMILIES = (
+    about.FAMILY,
+    generation.FAMILY,
+    files.FAMILY,
+    tokens.FAMILY,
+    live.FAMILY,
+    batches.FAMILY,
+)
 
 TEXT_OR_NULL = {"type": ["string", "null"]}
 ERROR = object_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from jobs.gateway.files.stored import StoredFile
+from jobs.gateway.files.stored import OUTPUT, StoredFile
 from jobs.gateway.openapi.operation import (
     JSON,
     OF_DISKS,
@@ -49,7 +49,7 @@ FILE = object_of(
         "bytes": INTEGER,
         "created_at": INTEGER,
         "expires_at": {"type": ["integer", "null"]},
-        "purpose": PURPOSE,
+        "purpose": {"enum": [*PURPOSES, OUTPUT]},
         "object": {"const": "file"},
         "status": {"const": "processed"},
         "status_details": {"type": "null"},

@@ -51,10 +51,11 @@ Row = dict[str, Any]
 
 
 class Line(NamedTuple):
-    """A line of one of the two files."""
+    """A line of one of the two files. row: of the data set."""
 
     is_answer: bool
     content: dict[str, Any]
+    row: int
 
 
 def batch_lines(results: Results, run: str, order: Order = "input") -> Iterator[Line]:
@@ -131,7 +132,7 @@ def line_of(rows: Sequence[Row], custom_id: str | None = None) -> Line:
         "response": response,
         "error": error,
     }
-    return Line(bool(answered), content)
+    return Line(bool(answered), content, first["row_index"])
 
 
 def _response(row: Row, status: int, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,50 @@
+"""Keeps the process that runs batches beside a gateway, from the first batch on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from jobs.child import ChildProcess
+from jobs.gateway.batches.stored import stores
+from jobs.store.connection.connect import URL_VARIABLE
+
+LOOK_SECONDS = 1.0
+END_SECONDS = 8.0  # of the process, after SIGTERM
+
+logger = logging.getLogger(__name__)
+
+
+async def watch_batches(redis_url: str, results: Path) -> None:
+    """Start the process when there is a batch that has not ended, and again if it dies, until this
+    is cancelled. It ends with this process, however that ends."""
+    child: ChildProcess | None = None
+    ended: set[str] = set()
+    try:
+        while True:
+            if child is None or child.poll() is not None:
+                if child is not None:
+                    logger.error("the process of the batches has died: it is started again")
+                    child.stop(0)
+                    child = None
+                if await asyncio.to_thread(_are_open, results, ended):
+                    child = _start(redis_url, results)
+            await asyncio.sleep(LOOK_SECONDS)
+    finally:
+        if child is not None:
+            await asyncio.to_thread(child.stop, END_SECONDS)
+
+
+def _are_open(results: Path, ended: set[str]) -> bool:
+    return any(True for store in stores(results) for _ in store.open(ended))
+
+
+def _start(redis_url: str, results: Path) -> ChildProcess:
+    # The URL may have a password, which a command line would show.
+    environment = {**os.environ, URL_VARIABLE: redis_url}
+    module = "jobs.gateway.batches.process"
+    command = [sys.executable, "-P", "-m", module, str(results.absolute())]
+    return ChildProcess(command, environment=environment)

@@ -1,0 +1,336 @@
+"""/v1/batches with the openai package, against gateways and workers as processes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Batch, FileObject
+
+from jobs.gateway.batches.lines import BatchRows, check_lines
+from jobs.gateway.batches.output import write_files
+from jobs.gateway.batches.stored import ENDED, FINALIZING, IN_PROGRESS, BatchStore
+from jobs.gateway.files.stored import FileStore
+from jobs.gateway.routes.batches import read_asked
+from tests.jobs.gateway.conftest import Start, chat
+from tests.jobs.gateway.test_files import raw
+from tests.jobs.gateway.test_http_page import section
+from tests.jobs.gateway.test_main_path import client_of
+from tests.waiting import wait_until
+from tests.worker.site import Site
+
+CHAT: Any = "/v1/chat/completions"
+WINDOW: Any = "24h"
+KEYS = '[tenants.a]\nkeys = ["ka"]\nbatches = 1\n[tenants.b]\nkeys = ["kb"]\n'
+
+
+def line(custom_id: Any, **fields: Any) -> dict[str, Any]:
+    """A line of an input; `fields` are of its body."""
+    return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": chat(**fields)}
+
+
+def jsonl(*lines: Any) -> bytes:
+    """Lines as an input; a text stays as it is."""
+    texts = [one if isinstance(one, str) else json.dumps(one) for one in lines]
+    return "".join(f"{text}\n" for text in texts).encode()
+
+
+def upload(client: openai.OpenAI, content: bytes) -> str:
+    return client.files.create(file=("in.jsonl", content), purpose="batch").id
+
+
+def make(client: openai.OpenAI, content: bytes, window: Any = WINDOW, **fields: Any) -> Batch:
+    return client.batches.create(
+        input_file_id=upload(client, content), endpoint=CHAT, completion_window=window, **fields
+    )
+
+
+def end_of(client: openai.OpenAI, batch: Batch) -> Batch:
+    """The batch when it has ended, strictly as the package describes it."""
+
+    def ended() -> bool:
+        found = client.batches.retrieve(batch.id).status
+        return found in ("completed", "failed", "expired", "cancelled")
+
+    wait_until(ended)
+    reply = client.batches.with_raw_response.retrieve(batch.id)
+    return Batch.model_validate(raw(reply), strict=True)
+
+
+def lines_of(client: openai.OpenAI, file_id: str | None) -> list[Any]:
+    if file_id is None:
+        return []
+    return [json.loads(text) for text in client.files.content(file_id).text.splitlines()]
+
+
+def check(client: openai.OpenAI, batch: Batch, ids: list[str]) -> tuple[list[Any], list[Any]]:
+    """The lines of both files. Asserts that each line of the input is in one of them, once."""
+    output = lines_of(client, batch.output_file_id)
+    errors = lines_of(client, batch.error_file_id)
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (len(ids), len(output), len(errors))
+    assert Counter(one["custom_id"] for one in output + errors) == Counter(ids)
+    assert len({one["id"] for one in output + errors}) == len(ids)
+    assert {tuple(one) for one in output + errors} == {("id", "custom_id", "response", "error")}
+    return output, errors
+
+
+def test_batches_are_those_of_openais_client(site: Site, start: Start) -> None:
+    site.worker()
+    site.wait_for_workers()
+    client, other = (client_of(start("--results", str(site.folder)).url) for _ in range(2))
+    ids = [f"q{number}" for number in range(20)]
+    content = jsonl(
+        *(line(id, prompt=f"say {id}") for id in ids),
+        "",
+        line("wrong", top_p=2),
+        line("streamed", stream=True),
+        line("fails", metadata={"fail": "internal"}),
+    )
+    made = client.batches.with_raw_response.create(
+        input_file_id=upload(client, content),
+        endpoint=CHAT,
+        completion_window=WINDOW,
+        metadata={"name": "nightly"},
+        output_expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    Batch.model_validate(raw(made), strict=True)
+    batch = made.parse()
+    assert batch.status == "validating" and batch.metadata == {"name": "nightly"}
+    assert batch.expires_at == batch.created_at + 24 * 3600
+    client.files.delete(batch.input_file_id)  # the batch has its content
+
+    ended = end_of(other, batch)
+    assert (ended.status, ended.model, ended.errors) == ("completed", "fake", None)
+    assert ended.in_progress_at <= ended.finalizing_at <= ended.completed_at
+    output, errors = check(other, ended, [*ids, "wrong", "streamed", "fails"])
+    assert [one["custom_id"] for one in output] == ids  # in the order of the input
+    for one in output:
+        response = one["response"]
+        assert response["status_code"] == 200 and one["error"] is None
+        assert response["body"]["choices"][0]["message"]["content"].strip() == one["custom_id"]
+        openai.types.chat.ChatCompletion.model_validate(response["body"], strict=True)
+    used = [one["response"]["body"]["usage"] for one in output]
+    assert ended.usage.total_tokens == sum(one["total_tokens"] for one in used) > 0
+    wrong, streamed, fails = errors
+    assert wrong["response"]["status_code"] == streamed["response"]["status_code"] == 400
+    assert "top_p" in wrong["response"]["body"]["error"]["message"]
+    assert "stream" in streamed["response"]["body"]["error"]["message"]
+    assert fails["response"]["status_code"] == 500
+
+    for kind in (ended.output_file_id, ended.error_file_id):
+        reply = client.files.with_raw_response.retrieve(kind)
+        file = FileObject.model_validate(raw(reply), strict=True)
+        assert file.purpose == "batch_output" and file.expires_at == file.created_at + 3600
+    assert {one.id for one in client.files.list(purpose="batch_output")} == {
+        ended.output_file_id,
+        ended.error_file_id,
+    }
+    assert len(site.rows(batch.id)) == len(ids) + 3  # the run of the batch
+
+    later = [make(client, jsonl(line("x"))) for _ in range(2)]
+    newest = [later[1].id, later[0].id, batch.id]
+    listed = other.batches.with_raw_response.list(limit=2)
+    assert [one.id for one in listed.parse().data] == newest[:2] and raw(listed)["has_more"]
+    assert [one.id for one in other.batches.list(limit=1)] == newest
+    with pytest.raises(openai.BadRequestError, match="completed"):
+        client.batches.cancel(batch.id)
+
+    store = BatchStore(site.folder, None).get(batch.id)
+    again = FileStore(site.folder, "again")
+    write_files(store, site.results, again, store.fact(FINALIZING) or {})
+    for id in (ended.output_file_id, ended.error_file_id):
+        assert again.content(id).read_bytes() == client.files.content(id).read()
+
+
+def test_a_killed_gateway_loses_no_line_of_a_batch(site: Site, start: Start) -> None:
+    site.worker()
+    site.wait_for_workers()
+    first = start("--results", str(site.folder))
+    client = client_of(first.url)
+    ids = [f"q{number}" for number in range(300)]
+    batch = make(client, jsonl(*(line(id, prompt=f"say {id}") for id in ids)))
+    wait_until(lambda: site.rows(batch.id))  # some are in Parquet
+    first.kill()
+    assert not BatchStore(site.folder, None).get(batch.id).has(ENDED)
+    second = client_of(start("--results", str(site.folder)).url)
+    ended = end_of(second, batch)
+    assert ended.status == "completed"
+    output, errors = check(second, ended, ids)
+    assert len(output) == len(ids) and errors == []
+    assert set(Counter(site.written(batch.id)).values()) == {1}
+    assert len(site.written(batch.id)) == len(ids)
+
+
+def test_a_batch_that_is_cancelled_has_each_line_in_one_file(site: Site, start: Start) -> None:
+    site.worker()
+    site.wait_for_workers()
+    client = client_of(start("--results", str(site.folder)).url)
+    quick = [f"q{number}" for number in range(40)]
+    endless = [f"e{number}" for number in range(40)]
+    content = jsonl(
+        *(line(id) for id in quick),
+        *(line(id, metadata={"words": "10000000"}) for id in endless),
+    )
+    batch = make(client, content)
+    wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed == len(quick))
+    assert client.batches.cancel(batch.id).status == "cancelling"
+    ended = end_of(client, batch)
+    assert ended.status == "cancelled" and ended.cancelling_at <= ended.cancelled_at
+    assert client.batches.cancel(batch.id).status == "cancelled"
+    output, errors = check(client, ended, quick + endless)
+    assert {one["custom_id"] for one in output} == {*quick}
+    assert {one["error"]["code"] for one in errors} == {"batch_cancelled"}
+    assert all(one["response"] is None for one in errors)
+    assert not list(site.redis.scan_iter("rq:queue:*"))
+
+
+def test_without_a_worker_batches_wait_expire_and_are_cancelled(site: Site, start: Start) -> None:
+    client = client_of(start("--results", str(site.folder)).url)
+    ids = ["a", "b", "c"]
+    waits = make(client, jsonl(*map(line, ids)))
+    short: Any = "1s"
+    expired = end_of(client, make(client, jsonl(*map(line, ids)), short))
+    assert expired.status == "expired" and expired.output_file_id is None
+    _, errors = check(client, expired, ids)
+    assert {one["error"]["code"] for one in errors} == {"batch_expired"}
+    wait_until(lambda: client.batches.retrieve(waits.id).status == "in_progress")
+    client.batches.cancel(waits.id)
+    cancelled = end_of(client, waits)
+    _, errors = check(client, cancelled, ids)
+    assert {one["error"]["code"] for one in errors} == {"batch_cancelled"}
+
+
+BROKEN = {
+    "json": (jsonl(line("a"), '{"custom_id": '), "invalid_json_line", 2),
+    "no object": (jsonl(line("a"), "", "[1]"), "invalid_json_line", 3),
+    "twice": (jsonl(line("a"), line("b"), line("a")), "duplicate_custom_id", 3),
+    "no id": (jsonl({**line("a"), "custom_id": None}), "invalid_request", 1),
+    "number": (jsonl(line(1)), "invalid_request", 1),
+    "method": (jsonl({**line("a"), "method": "GET"}), "invalid_request", 1),
+    "url": (jsonl({**line("a"), "url": "/v1/embeddings"}), "url_mismatch", 1),
+    "body": (jsonl({**line("a"), "body": "x"}), "invalid_request", 1),
+    "field": (jsonl({**line("a"), "colour": "red"}), "invalid_request", 1),
+    "empty": (b"", "empty_file", None),
+    "blank": (b"\n \n", "empty_file", None),
+    "binary": (bytes(range(256)), "invalid_json_line", 1),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_line_is_named(tmp_path: Path, name: str) -> None:
+    content, code, number = BROKEN[name]
+    file = tmp_path / "input"
+    file.write_bytes(content)
+    (fault, *_) = check_lines(file, CHAT).faults
+    assert (fault.code, fault.line) == (code, number)
+
+
+def test_a_batch_with_a_broken_line_fails_and_says_which(site: Site, start: Start) -> None:
+    site.worker(lease_seconds=600.0)  # it does not look dead while the machine is busy
+    site.wait_for_workers()
+    client = client_of(start("--results", str(site.folder)).url)
+    for content, code, number in (BROKEN["json"], BROKEN["twice"], BROKEN["empty"]):
+        ended = end_of(client, make(client, content))
+        assert ended.status == "failed" and ended.failed_at
+        assert ended.errors.object == "list"
+        assert (ended.errors.data[0].code, ended.errors.data[0].line) == (code, number)
+        assert ended.errors.data[0].message
+        assert ended.output_file_id is ended.error_file_id is None
+        assert ended.id not in site.results.runs()
+    unknown = end_of(client, make(client, jsonl(line("a", model="gpt-9"))))
+    assert unknown.errors.data[0].code == "model_not_found"
+
+
+def test_a_wrong_request_for_a_batch_is_refused(site: Site, start: Start) -> None:
+    gateway = start("--results", str(site.folder))
+    client = client_of(gateway.url)
+    file = upload(client, jsonl(line("a")))
+    text = client.files.create(file=b"x", purpose="user_data").id
+    good = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+    wrong: list[tuple[int, str, Any]] = [
+        (404, "input_file_id", "file-../../x"),
+        (404, "input_file_id", "file-" + "0" * 28),
+        (400, "input_file_id", text),
+        (400, "input_file_id", None),
+        (400, "endpoint", "/v1/embeddings"),
+        (400, "completion_window", "1 day"),
+        (400, "completion_window", "31d"),
+        (400, "metadata", {"a": 1}),
+        (400, "metadata", {str(n): "" for n in range(17)}),
+        (400, "output_expires_after", {"anchor": "created_at", "seconds": 1}),
+        (400, "colour", "red"),
+    ]
+    with gateway.http() as http:
+        for status, param, value in wrong:
+            reply = http.post("/v1/batches", json={**good, param: value})
+            assert (reply.status_code, reply.json()["error"]["param"]) == (status, param)
+        for path in ("batch_..", "batch_" + "0" * 28):
+            assert http.get(f"/v1/batches/{path}").status_code == 404
+            assert http.post(f"/v1/batches/{path}/cancel").status_code == 404
+    assert list(client.batches.list()) == []
+
+
+def test_tenants_have_their_own_batches(site: Site, start: Start, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(KEYS)
+    url = start("--results", str(site.folder), "--api-key-file", str(keys)).url
+    a, b = client_of(url, "ka"), client_of(url, "kb")
+    batch = make(a, jsonl(line("x")))
+    with pytest.raises(openai.RateLimitError, match="the limit is 1"):
+        make(a, jsonl(line("x")))
+    for call in (b.batches.retrieve, b.batches.cancel):
+        with pytest.raises(openai.NotFoundError):
+            call(batch.id)
+    with pytest.raises(openai.NotFoundError) as others:
+        b.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window=WINDOW)
+    assert others.value.param == "input_file_id"
+    assert list(b.batches.list()) == [] and [one.id for one in a.batches.list()] == [batch.id]
+    site.worker()
+    ended = end_of(a, batch)
+    check(a, ended, ["x"])
+    assert site.rows(f"a.{batch.id}")[0]["tenant"] == "a"
+    with pytest.raises(openai.NotFoundError):
+        b.files.content(ended.output_file_id)
+    make(a, jsonl(line("x")))
+
+
+def test_the_lines_of_a_tenant_are_its_own_jobs(tmp_path: Path) -> None:
+    file = tmp_path / "input"
+    jobs: list[dict[str, Any]] = [{}, {"session": "s"}, {"tenant": "b"}, {"run": "r"}, {"row": 1}]
+    file.write_bytes(jsonl(*(line(str(n), job=job) for n, job in enumerate(jobs))))
+    rows: list[Any] = list(BatchRows(file, CHAT, "a", "a.run").read(lambda number: number != 0))
+    assert rows[0] is None
+    job = rows[1].request.job
+    assert (job.tenant, job.session, job.run, job.row) == ("a", "a:s", "a.run", 1)
+    assert (job.custom_id, job.priority, rows[1].request.cache_salt) == ("1", "bulk", "a:")
+    assert [row.error.param for row in rows[2:]] == ["job.tenant", "job.run", "job.row"]
+
+
+def test_the_first_end_of_a_batch_stays(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.write_bytes(b"")
+    asked = read_asked({"input_file_id": "f", "endpoint": CHAT, "completion_window": "2d"})
+    batch = BatchStore(tmp_path, None).add(asked, source, None)
+    assert batch.note(IN_PROGRESS, total=1) and batch.to_dict()["status"] == "in_progress"
+    assert batch.note(ENDED, status="completed", completed=1, failed=0)
+    assert not batch.note(ENDED, status="cancelled")  # by a gateway that was frozen
+    assert batch.to_dict()["status"] == "completed"
+    assert [*BatchStore(tmp_path, None).open(set())] == []
+    assert batch.asked.expires_at - time.time() > 47 * 3600
+
+
+def test_the_example_of_the_page_runs(
+    site: Site, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.worker(real=True, models=["demo"], lease_seconds=600.0)
+    site.wait_for_workers()
+    client = client_of(start("--results", str(site.folder)).url)
+    code = section("Batches").partition("```python\n")[2].partition("```")[0]
+    exec(code, {"client": client})
+    assert capsys.readouterr().out == "sum-0 2\nsum-1 3\nsum-2 4\n"
