@@ -1,4 +1,5 @@
-"""Compares requests and replies with the OpenAPI document of the gateway."""
+"""Compares requests and replies with the OpenAPI document of the gateway, and replies with the
+types of the openai package as well."""
 
 from __future__ import annotations
 
@@ -8,8 +9,20 @@ from functools import cache
 from typing import Any
 
 import jsonschema
+from openai.types import Completion, FileObject, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
 
 from jobs.gateway.openapi.document import document
+
+# By the name of the document's schema. They take fields that they lack.
+TYPES: dict[str, type[BaseModel]] = {
+    "ChatCompletion": ChatCompletion,
+    "ChatChunk": ChatCompletionChunk,
+    "Completion": Completion,
+    "Model": Model,
+    "File": FileObject,
+}
 
 
 @cache
@@ -53,12 +66,23 @@ def check(method: str, path: str, call: dict[str, Any], reply: Any) -> None:
     )
     media = reply.headers["content-type"].partition(";")[0]
     schema = (*place, "content", media, "schema")
-    if media == "text/event-stream":
-        for line in reply.text.splitlines():
-            if line.startswith("data: ") and line != "data: [DONE]":
-                data = json.loads(line.removeprefix("data: "))
-                validator(
-                    component("Error") if "error" in data else (*schema, "x-event-data")
-                ).validate(data)
-    else:
-        validator(schema).validate(reply.json() if media == "application/json" else reply.text)
+    if media == "application/json":
+        _check_value(schema, reply.content)
+        return
+    if media != "text/event-stream":
+        validator(schema).validate(reply.text)
+        return
+    for line in reply.text.splitlines():
+        data = line.removeprefix("data: ")
+        if line.startswith("data: ") and data != "[DONE]":
+            is_error = "error" in json.loads(data)
+            _check_value(component("Error") if is_error else (*schema, "x-event-data"), data)
+
+
+def _check_value(schema: tuple[str, ...], text: str | bytes) -> None:
+    validator(schema).validate(json.loads(text))
+    found: Any = document()
+    for name in schema:
+        found = found[name]
+    if (name := found.get("$ref", "").rpartition("/")[2]) in TYPES:
+        TYPES[name].model_validate_json(text, strict=True)

@@ -4,10 +4,13 @@ OpenAPI document describes each reply."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
+from starlette.types import ASGIApp
 
 from jobs.client.aio import AsyncClient
 from jobs.gateway.app import make_app
@@ -39,18 +42,32 @@ def ask(
     """The reply to one request. `client`: makes the AsyncClient."""
 
     async def main() -> httpx2.Response:
-        connected: AsyncClient = client()
-        async with connected:
-            gateway = Gateway(Settings(**SETTINGS | (settings or {})), connected)
-            transport = httpx2.ASGITransport(make_app(gateway), raise_app_exceptions=False)
+        async with _app(client, settings) as app:
+            transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
             async with httpx2.AsyncClient(
                 transport=transport, base_url="http://localhost", timeout=None
             ) as http:
-                try:
-                    return await http.request(method, path, **call)
-                finally:
-                    gateway.overview.close()
+                return await http.request(method, path, **call)
 
     reply = asyncio.run(main())
     described.check(method, path, call, reply)
     return reply
+
+
+def app_of(
+    worker: FakeWorker, settings: dict[str, Any] | None = None
+) -> AbstractAsyncContextManager[ASGIApp]:
+    """The application over a worker, which serves the model `any`."""
+    publish_worker(worker.client(), "any")
+    return _app(worker.async_client, settings)
+
+
+@asynccontextmanager
+async def _app(client: Any, settings: dict[str, Any] | None) -> AsyncIterator[ASGIApp]:
+    connected: AsyncClient = client()
+    async with connected:
+        gateway = Gateway(Settings(**SETTINGS | (settings or {})), connected)
+        try:
+            yield make_app(gateway)
+        finally:
+            gateway.overview.close()
