@@ -1,7 +1,8 @@
 """/v1/chat/completions: one job for each request.
 
 The `id:` of each event is <job>:<cursor>. A client that sends the last one as Last-Event-ID, with
-the same POST or to the route of the job's stream, gets the rest from the replay log.
+the same POST or to the route of the job's stream, gets the rest from the replay log. A chunk that
+is sent as two events has the id of the one before it, and HALF, on the first of them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from jobs.gateway.tenants import Tenant
 from jobs.operations import CHAT
 
 PATH = "/v1/chat/completions"
-EVENT_ID = re.compile(r"(?:([A-Za-z0-9_-]{1,200}):)?([0-9]{1,19}-[0-9]{1,19})")
+EVENT_ID = re.compile(r"(?:([A-Za-z0-9_-]{1,200}):)?([0-9]{1,19}-[0-9]{1,19}\+?)")
+START, HALF = "0-0", "+"
 PREFIX = completion_id("x").removesuffix("x")
 
 
@@ -114,20 +116,37 @@ class _Chat:
         async def leave() -> None:
             await self._gateway.cancel(job)
 
-        chunks = job.stream(after)
+        chunks = job.stream(after and after.removesuffix(HALF))
         return EventStream(
-            _encoded(job.id, chunks, wants_usage(body)),
+            _encoded(job.id, chunks, wants_usage(body), after or START),
             self._gateway.settings.ping_seconds,
             nothing if background else leave,
         )
 
 
 async def _encoded(
-    job_id: str, chunks: AsyncIterator[ChatChunk], usage: bool
+    job_id: str, chunks: AsyncIterator[ChatChunk], usage: bool, after: str
 ) -> AsyncIterator[bytes]:
+    """`after`: the id of the last event that the client has seen, without the job."""
+    cursor, skips = after.removesuffix(HALF), after.endswith(HALF)
     async for chunk in chunks:
-        yield event(to_json(chunk_dict(chunk, usage)), f"{job_id}:{chunk.cursor}")
+        first, last = _split(chunk_dict(chunk, usage))
+        if first is not None and not skips:
+            yield event(to_json(first), f"{job_id}:{cursor}{HALF}")
+        cursor, skips = chunk.cursor or cursor, False
+        yield event(to_json(last), f"{job_id}:{cursor}")
     yield DONE
+
+
+def _split(content: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """A chunk as one or two: OpenAI sends the end of a choice after its calls, and the events of
+    its client rely on that."""
+    choices = content["choices"]
+    if not any(one["finish_reason"] and "tool_calls" in one["delta"] for one in choices):
+        return None, content
+    calls = [{**one, "finish_reason": None} for one in choices]
+    ends = [{**one, "delta": {}, "logprobs": None} for one in choices if one["finish_reason"]]
+    return {**content, "choices": calls}, {**content, "choices": ends}
 
 
 def chunk_dict(chunk: ChatChunk, usage: bool) -> dict[str, Any]:
@@ -151,7 +170,7 @@ def completion_dict(completion: ChatCompletion) -> dict[str, Any]:
 
 
 def last_event(request: Request) -> tuple[str, str] | None:
-    """The job and the cursor of the header Last-Event-ID; the job may be empty where the path has
+    """The job and the rest of the header Last-Event-ID; the job may be empty where the path has
     it. Raises InvalidRequest."""
     value = request.headers.get("last-event-id")
     if not value:

@@ -127,9 +127,13 @@ def test_a_stream_has_the_events_of_the_client() -> None:
         assert final.choices[0].message.parsed == Verdict(answer="no")
         ask = {**ASK, "tools": [openai.pydantic_function_tool(Add)]}
         async with client.chat.completions.stream(**ask) as stream:
+            done = [
+                event
+                async for event in stream
+                if event.type == "tool_calls.function.arguments.done"
+            ]
             final = await stream.get_final_completion()
-        call = final.choices[0].message.tool_calls[0].function
-        assert call.parsed_arguments == Add(a=17, b=25)
+        assert [event.parsed_arguments for event in done] == [Add(a=17, b=25)]
         assert final.choices[0].finish_reason == "tool_calls"
 
     talk(worker, say)

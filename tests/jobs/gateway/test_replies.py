@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from jobs import JobError
 from jobs.errors import ERROR_CODES
 from jobs.gateway.failures import STATUS
 from jobs.testing import Answer, FakeWorker
+from tests.jobs.gateway.conftest import read_events
 from tests.jobs.gateway.in_process import send
 
 PATH = "/v1/chat/completions"
@@ -44,6 +46,20 @@ def test_tokens_of_one_wake_are_one_write() -> None:
     reply = send(FakeWorker("one two three"), "POST", PATH, json={**BODY, "stream": True})
     assert reply.text.endswith("\n\ndata: [DONE]\n\n")
     assert reply.text.count("data: ") == 4
+
+
+def test_the_end_of_a_choice_comes_after_its_calls_and_both_can_be_resumed() -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+    with FakeWorker(Answer("one two", tool_calls=[call])) as worker:
+        reply = send(worker, "POST", PATH, json={**BODY, "stream": True, "job": {"id": "mine"}})
+        events = list(read_events(iter(reply.text.splitlines())))
+        chunks = [json.loads(data)["choices"][0] for _, data in events[:-1]]
+        assert [one["delta"].get("tool_calls") is not None for one in chunks[-2:]] == [True, False]
+        assert [one["finish_reason"] for one in chunks[-2:]] == [None, "tool_calls"]
+        for number, (id, _) in enumerate(events[:-1]):
+            headers = {"last-event-id": id or ""}
+            rest = send(worker, "GET", f"{PATH}/mine/stream", headers=headers)
+            assert list(read_events(iter(rest.text.splitlines()))) == events[number + 1 :]
 
 
 @pytest.mark.parametrize("code", ERROR_CODES)
