@@ -159,6 +159,18 @@ def open_turns(session: str) -> str:
     return f"chatjobs:{{{session}}}:open"
 
 
+def response(job: str) -> str:
+    """Hash of a response that can be read again: its tenant, and what its job does not hold.
+    Expires."""
+    return f"chatjobs:{{{job}}}:response"
+
+
+def tenant_responses(tenant: str) -> str:
+    """Sorted set of the jobs of the responses that a tenant has stored, by the time when each
+    expires, in seconds. Expires."""
+    return f"chatjobs:responses:{tenant}"
+
+
 def outbox(run: str) -> str:
     """Redis stream of the ended jobs whose rows are not in Parquet yet."""
     return f"chatjobs:outbox:{run}"

@@ -22,9 +22,9 @@ from jobs.gateway.gateway import Gateway
 from jobs.gateway.hosts import LocalHosts
 from jobs.gateway.leaving import end
 from jobs.gateway.openapi import document
-from jobs.gateway.routes import batches, chat, completions, files, health, live, models
+from jobs.gateway.routes import batches, chat, completions, files, health, live, models, responses
 
-FAMILIES = (health, live, models, chat, completions, files, batches, document)
+FAMILIES = (health, live, models, chat, completions, responses, files, batches, document)
 
 
 def make_app(gateway: Gateway) -> ASGIApp:

@@ -18,7 +18,7 @@ from jobs.gateway.failures import HttpError, failed
 from jobs.gateway.figures import StreamFigures
 from jobs.gateway.leaving import end, left
 
-PING = b": ping\n\n"
+PING = b": ping\n"  # without an empty line, for which the openai package would read an event
 DONE = b"data: [DONE]\n\n"
 HEAD_SECONDS = 1.0  # an error within this time has a status of its own
 MOST_BYTES = 256 * 1024  # that wait for the client; then the stream is read again from its log

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # without "." and ":", which end the name in others
 HASH = "sha256:"  # begins the hash of a key in the place of the key
 HASHED = re.compile(rf"{HASH}([0-9a-fA-F]{{64}})")
-LIMITS = ("open", "files_bytes", "batches")
+LIMITS = ("open", "responses", "files_bytes", "batches")
 FIELDS = ("keys", *LIMITS)
 LOOK_SECONDS = 1.0  # between two looks at the file
 
@@ -37,12 +37,13 @@ LOOK_SECONDS = 1.0  # between two looks at the file
 @dataclass(slots=True, eq=False)
 class Tenant:
     """Who sends a request. `name`: None without keys. `limit`: of its open requests here.
-    `files_bytes`: of its files. `batches`: that have not ended."""
+    `responses`: that it may store. `files_bytes`: of its files. `batches`: that have not ended."""
 
     name: str | None = None
     limit: int | None = None
     files_bytes: int | None = None
     batches: int | None = None
+    responses: int | None = None
     open: int = field(default=0, init=False)
 
     @contextmanager
@@ -106,6 +107,7 @@ class ApiKeys:
         open = 50                     # requests that may be open at the same time
         files_bytes = 10_000_000_000  # of all its files
         batches = 20                  # that have not ended
+        responses = 1000              # responses of /v1/responses that may be stored
 
     `path`: None for a gateway without keys. Raises InvalidRequest for a file that can't be used.
     """
@@ -169,6 +171,7 @@ class ApiKeys:
             tenant.limit = limits.get("open")
             tenant.files_bytes = limits.get("files_bytes")
             tenant.batches = limits.get("batches")
+            tenant.responses = limits.get("responses")
             tenants[name] = tenant
             hashes += [(digest, tenant) for digest in digests]
         self._tenants, self._hashes = tenants, hashes

@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 # The type of each key. A pattern matches the whole key; RQ's keys are those that chatjobs changes.
 _TYPES = (
-    (r"chatjobs:(workers|recorders|deadlines|tenants:.*|started:.*)", "zset"),
+    (r"chatjobs:(workers|recorders|deadlines|tenants:.*|started:.*|responses:.*)", "zset"),
     (r"chatjobs:(outboxes|stopping|wanted|tenant-running:.*)", "set"),
     (r"chatjobs:(limits|open-bytes|tenant-jobs|backlog|rows:.*|parts:.*|\{.*\}:session)", "hash"),
-    (r"chatjobs:custom-ids:.*", "hash"),
+    (r"chatjobs:(custom-ids:.*|\{.*\}:response)", "hash"),
     (r"chatjobs:(tenant:.*|quarantine:.*|wake(?:-worker)?:.*|\{.*\}:(turns|open))", "list"),
     (r"chatjobs:answers:.*", "list"),
     (r"chatjobs:(outbox:.*|\{.*\}:log)", "stream"),

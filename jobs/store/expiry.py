@@ -14,5 +14,6 @@ SESSION_SECONDS = 7 * 86_400  # a session, after its last change
 OPEN_SESSION_SECONDS = 7 * 86_400  # a session with jobs that have not ended, at least
 TENANT_RUNNING_SECONDS = 7 * 86_400  # the running jobs of a tenant, after the last one has started
 TOKENIZER_SECONDS = 600  # the tokenizer of a model, after a worker has renewed it
+RESPONSE_SECONDS = RESULT_SECONDS  # a response of /v1/responses, and the result of its job
 LOG_SECONDS = 3_600  # the tokens of a running job, after the last ones
 ENDED_LOG_SECONDS = 600  # the tokens of a job that has ended: its result holds the whole answer

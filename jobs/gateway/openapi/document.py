@@ -12,12 +12,13 @@ from starlette.routing import Route
 
 from jobs.gateway.failures import JsonReply
 from jobs.gateway.gateway import Gateway
-from jobs.gateway.openapi import about, batches, files, generation, live, tokens
+from jobs.gateway.openapi import about, batches, files, generation, live, responses, tokens
 from jobs.gateway.openapi.operation import error_responses, object_of
 
 FAMILIES = (
     about.FAMILY,
     generation.FAMILY,
+    responses.FAMILY,
     files.FAMILY,
     tokens.FAMILY,
     live.FAMILY,

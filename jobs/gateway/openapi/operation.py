@@ -25,7 +25,7 @@ ERRORS: dict[int, str] = {
     400: "The request is invalid.",
     401: "The key is missing or wrong.",
     403: "The gateway has no keys, and the Host of the request is no name of this machine.",
-    404: "No such model, job, file or batch.",
+    404: "No such response, model, job, file or batch.",
     408: "The request did not arrive in time.",
     409: "The job was cancelled, or a turn of its session has not ended.",
     413: "The body is too large.",

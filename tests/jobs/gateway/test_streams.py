@@ -128,9 +128,17 @@ def test_comments_come_while_a_job_waits_in_the_queue(site: Site, start: Start) 
     ):
         lines = reply.iter_lines()
         assert next(lines) == ": ping"
-        assert [next(lines) for _ in range(3)] == ["", ": ping", ""]
+        assert [next(lines) for _ in range(3)] == [": ping"] * 3
         site.worker()
         assert text_in(list(read_events(lines))).count(" ") == 5
+
+
+def test_comments_between_events_are_no_events_of_openais_client(slow: Site, start: Start) -> None:
+    client = openai.OpenAI(base_url=f"{start(ping_seconds=0.001).url}/v1", api_key="x")
+    chunks = client.chat.completions.create(**LONG)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks).count(" ") == 60
+    events = client.responses.create(model="fake", input="hello", stream=True)
+    assert [event.type for event in events][-1] == "response.completed"
 
 
 def test_a_gateway_that_stops_lets_jobs_go_on(slow: Site, start: Start) -> None:
