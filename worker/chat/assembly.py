@@ -12,23 +12,11 @@ import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import NamedTuple
 
-from jobs.api.answer import (
-    AssistantMessage,
-    ChatCompletion,
-    Choice,
-    ChoiceLogprobs,
-    FinishReason,
-    PromptLogprob,
-    TokenLogprob,
-    TopLogprob,
-    Usage,
-    completion_id,
-)
-from jobs.api.chunk import ToolCallDelta
-from jobs.api.message import FunctionCall, ToolCall
+from jobs.api.answer import ChatCompletion, PromptLogprob, TokenLogprob, TopLogprob, Usage
+from jobs.api.completion import ChoiceParts, completion_of
+from jobs.api.message import FunctionCall
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
@@ -40,7 +28,6 @@ from worker.sampling.prompt_logits import TokenScore
 from worker.sampling.sampler import Sampled
 from worker.speculative.acceptance import Acceptance
 from worker.text.answer_reader import AnswerReader
-from worker.text.tool_call import Call
 
 logger = logging.getLogger(__name__)
 
@@ -61,20 +48,13 @@ class SequenceEnd(NamedTuple):
 ChatEvents = deque[tuple[int, TokenEvent, SequenceEnd | None]]
 
 
-@dataclass
-class ChoiceState:
+@dataclass(kw_only=True)
+class ChoiceState(ChoiceParts):
     """The output of one choice so far."""
 
-    index: int
     reader: AnswerReader
-    name: str  # of the job, for the ids of calls
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    tool_calls: list[ToolCallDelta] = field(default_factory=list)
     reasoning_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
     end: SequenceEnd | None = None
 
     def runs(self, events: list[TokenEvent]) -> Iterator[tuple[list[TokenEvent], str]]:
@@ -94,34 +74,18 @@ class ChoiceState:
         self.reasoning_tokens += len(ids) * self.reader.reasons
         self.token_ids += ids
         part = self.reader.push(text, last=events[-1].last)
-        calls: tuple[ToolCallDelta, ...] = ()
-        if part.calls:
-            first = len(self.tool_calls)
-            calls = tuple([self._call(call, i) for i, call in enumerate(part.calls, first)])
-            self.tool_calls += calls
+        calls = tuple(
+            [
+                self.add_call(FunctionCall(name=call.name, arguments=call.arguments))
+                for call in part.calls
+            ]
+        )
         self.content.append(part.content)
         self.reasoning.append(part.reasoning)
-        self.finish_reason = events[-1].finish_reason
-        if self.tool_calls and self.finish_reason == "stop":
-            self.finish_reason = "tool_calls"
+        self.finish(events[-1].finish_reason)
         self.logprobs += logprobs
         return Delta(
             self.index, part.content, part.reasoning, (*logprobs,), self.finish_reason, calls
-        )
-
-    def _call(self, call: Call, index: int) -> ToolCallDelta:
-        """A call with an id that it has in each attempt of its job: streams that go on with another
-        attempt compare it."""
-        digest = blake2b(f"{self.name}:{self.index}:{index}".encode(), digest_size=12)
-        function = FunctionCall(name=call.name, arguments=call.arguments)
-        return ToolCallDelta(id=f"call_{digest.hexdigest()}", function=function, index=index)
-
-    def message(self) -> AssistantMessage:
-        content = "".join(self.content)
-        return AssistantMessage(
-            content=None if self.tool_calls and not content else content,
-            reasoning_content="".join(self.reasoning) or None,
-            tool_calls=[ToolCall(id=c.id, function=c.function) for c in self.tool_calls] or None,
         )
 
 
@@ -152,7 +116,9 @@ class ChatAssembly:
         self._events = events
         self._created = int(time.time())
         name = request.job.id or uuid.uuid4().hex
-        self._choices = [ChoiceState(i, reader, name) for i, reader in enumerate(readers)]
+        self._choices = [
+            ChoiceState(index=i, job=name, reader=reader) for i, reader in enumerate(readers)
+        ]
         self._unfinished = params.n  # choices
         self._error: JobError | None = None  # the first one of a choice
         self._ended = False
@@ -235,21 +201,10 @@ class ChatAssembly:
     ) -> ChatCompletion:
         prompt = len(self._prompt_ids)
         generated = sum(len(choice.token_ids) for choice in self._choices)
-        return ChatCompletion(
-            id=completion_id(self._request.job.id),
-            created=self._created,
-            model=self._request.model,
-            choices=[
-                Choice(
-                    index=choice.index,
-                    message=choice.message(),
-                    finish_reason=choice.finish_reason or "stop",
-                    logprobs=ChoiceLogprobs(content=choice.logprobs)
-                    if self._params.logprobs
-                    else None,
-                )
-                for choice in self._choices
-            ],
+        return completion_of(
+            self._request,
+            self._created,
+            self._choices,
             usage=Usage(
                 prompt_tokens=prompt,
                 completion_tokens=generated,
@@ -260,7 +215,7 @@ class ChatAssembly:
                 completion_tokens_details=details,
                 peak_memory_mb=Usage.in_mb(max(end.peak_bytes for end in ends)),
             ),
-            system_fingerprint=self._fingerprint,
+            fingerprint=self._fingerprint,
             prompt_logprobs=self._scored_prompt(ends[0]),
         )
 

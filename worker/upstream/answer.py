@@ -10,23 +10,19 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any
 
 from jobs import clock
 from jobs.api.answer import (
-    AssistantMessage,
     ChatCompletion,
-    Choice,
-    ChoiceLogprobs,
     FinishReason,
     TokenLogprob,
     TopLogprob,
     Usage,
-    completion_id,
 )
 from jobs.api.chunk import ToolCallDelta
-from jobs.api.message import FunctionCall, ToolCall
+from jobs.api.completion import ChoiceParts, completion_of
+from jobs.api.message import FunctionCall
 from jobs.api.request import ChatRequest
 from jobs.encoding import encodable, from_json, to_json
 from jobs.errors import JobError, invalid
@@ -60,30 +56,12 @@ class Call:
     arguments: list[str] = field(default_factory=list)
 
 
-@dataclass
-class ChoiceState:
+@dataclass(kw_only=True)
+class ChoiceState(ChoiceParts):
     """The output of one choice so far."""
 
-    index: int
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    refusal: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    calls: list[ToolCallDelta] = field(default_factory=list)  # complete ones
     open_call: Call | None = None
     open_number: int = -1  # of the open call, as the upstream counts
-    finish_reason: FinishReason | None = None
-
-    def message(self) -> AssistantMessage:
-        content = "".join(self.content)
-        refusal = "".join(self.refusal) or None
-        empty = not content and (self.calls or refusal)
-        return AssistantMessage(
-            content=None if empty else content,
-            reasoning_content="".join(self.reasoning) or None,
-            refusal=refusal,
-            tool_calls=[ToolCall(id=one.id, function=one.function) for one in self.calls] or None,
-        )
 
 
 class Answer:
@@ -91,9 +69,9 @@ class Answer:
 
     def __init__(self, request: ChatRequest) -> None:
         self._request = request
-        self._name = request.job.id or uuid.uuid4().hex
+        name = request.job.id or uuid.uuid4().hex
         self._created = int(time.time())
-        self._choices = [ChoiceState(number) for number in range(request.n or 1)]
+        self._choices = [ChoiceState(index=number, job=name) for number in range(request.n or 1)]
         self._usage: Usage | None = None
         self._fingerprint: str | None = None
         self.tokens = 0  # chunks with output, until the upstream says how many tokens
@@ -168,23 +146,12 @@ class Answer:
         )
 
     def _completion(self) -> ChatCompletion:
-        return ChatCompletion(
-            id=completion_id(self._request.job.id),
-            created=self._created,
-            model=self._request.model,
-            choices=[
-                Choice(
-                    index=one.index,
-                    message=one.message(),
-                    finish_reason=one.finish_reason or "stop",
-                    logprobs=ChoiceLogprobs(content=one.logprobs)
-                    if self._request.logprobs
-                    else None,
-                )
-                for one in self._choices
-            ],
+        return completion_of(
+            self._request,
+            self._created,
+            self._choices,
             usage=self._usage,
-            system_fingerprint=self._fingerprint,
+            fingerprint=self._fingerprint,
         )
 
     def _choice(self, choice: Mapping[str, Any]) -> ChoiceState:
@@ -205,7 +172,7 @@ class Answer:
         reason = chunk.get("finish_reason")
         if reason is not None:
             calls += self._close(choice)
-            choice.finish_reason = self._reason(choice, reason)
+            choice.finish(self._reason(reason))
         if not (content or reasoning or refusal or logprobs or choice.open_call or calls or reason):
             return None
         if self.first_token_at is None:
@@ -252,16 +219,10 @@ class Answer:
         call, choice.open_call = choice.open_call, None
         if call is None:
             return []
-        number = len(choice.calls)
-        digest = blake2b(f"{self._name}:{choice.index}:{number}".encode(), digest_size=12)
         function = FunctionCall(name=call.name, arguments="".join(call.arguments) or "{}")
-        made = ToolCallDelta(
-            id=call.id or f"call_{digest.hexdigest()}", function=function, index=number
-        )
-        choice.calls.append(made)
-        return [made]
+        return [choice.add_call(function, call.id)]
 
-    def _reason(self, choice: ChoiceState, reason: Any) -> FinishReason:
+    def _reason(self, reason: Any) -> FinishReason:
         if reason == "content_filter":
             raise invalid("the upstream's content filter stopped the answer", "messages")
         if reason == "abort":
@@ -269,7 +230,7 @@ class Answer:
         known = REASONS.get(reason) if isinstance(reason, str) else None
         if known is None:
             raise broken(f"it has the unknown finish_reason {str(reason)[:MAX_TEXT]!r}")
-        return "tool_calls" if choice.calls and known == "stop" else known
+        return known
 
     def _count(self, usage: Any) -> None:
         """Take the figures of the upstream; the last ones hold."""

@@ -41,7 +41,7 @@ def readers(inside: bool) -> list[AnswerReader]:
 
 def read(reader: AnswerReader, texts: list[str], cuts: set[int]) -> ChoiceState:
     """A choice to which tokens with these texts are added, taken after each of `cuts`."""
-    choice = ChoiceState(0, reader, "j")
+    choice = ChoiceState(index=0, job="j", reader=reader)
     events: list[TokenEvent] = []
     for number, text in enumerate(texts):
         last = number == len(texts) - 1
@@ -71,7 +71,8 @@ def test_runs_of_events_make_what_single_ones_make(
 
 
 def test_a_long_run_needs_few_pieces() -> None:
-    choice = ChoiceState(0, AnswerReader(ReasoningSplitter(TAGS, inside=True)), "j")
+    reader = AnswerReader(ReasoningSplitter(TAGS, inside=True))
+    choice = ChoiceState(index=0, job="j", reader=reader)
     texts = ["so"] * 40 + ["</think>"] + ["42"] * 40
     events = [TokenEvent(Sampled(7, True), text) for text in texts]
     pieces = 0
