@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
 from jobs.api.sampling import Sampling
-from jobs.operations import Operation, Request
+from jobs.operations import OPERATIONS, Operation, Request
 from jobs.stream.delta import Delta
 from worker import service
 from worker.backend import (
@@ -106,6 +106,10 @@ class NullBackend(Backend):
         self._batch, self._steps = batch, 0
         self._running: list[_Running] = []
         self._lock = threading.Lock()
+
+    @property
+    def funcs(self) -> Collection[str]:
+        return OPERATIONS.keys()
 
     def health(self) -> Health:
         return Health(True, self._steps, len(self._running), 0, self._steps, None)

@@ -6,7 +6,7 @@ server behind HTTP. The service, queue and recorder import these types and no to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -204,6 +204,11 @@ class Handle(Protocol):
 
 class Backend(Protocol):
     """Keeps models loaded and generates with them on a thread of its own. Thread-safe."""
+
+    @property
+    def funcs(self) -> Collection[str]:
+        """The functions of the operations that it runs, that of chats among them. Jobs of others
+        are left to other workers."""
 
     def health(self) -> Health: ...
 

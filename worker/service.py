@@ -138,7 +138,7 @@ def serve(
             served.add(model, spec.aliases)
         by_name = {model.name: spec for (model, _), spec in zip(models, first, strict=True)}
         by_name |= {one.name: one.spec for one in managed.models} if managed else {}
-        store = JobStore(client, served, name, worker_key(name))
+        store = JobStore(client, served, name, worker_key(name), backend.funcs)
         presence = Presence(client, store.queues, name, lease_seconds)
         workers = Workers(redis_url, name, store.queues, patience)
         settlements = SettlementBuilder(name, socket.gethostname(), served.provenance)

@@ -26,7 +26,8 @@ def nobody_takes(model: str, func: str, workers: WorkerStatuses) -> str:
     run = ", ".join(sorted({one for worker in workers.running for one in funcs_of(worker)}))
     return (
         f"no worker runs {func} for {model!r} (functions run now: {run or 'none'}; start a worker "
-        "of a version of chatjobs that does, or end the jobs with chatjobs jobs cancel)"
+        "with the model's files, not --upstream, of a version of chatjobs that does, or end the "
+        "jobs with chatjobs jobs cancel)"
     )
 
 

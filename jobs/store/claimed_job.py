@@ -7,13 +7,13 @@ imported by name, and data that cannot be read becomes a fault that fails only t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jobs import keys
 from jobs.errors import JobError, invalid
-from jobs.operations import CHAT, OPERATIONS
+from jobs.operations import CHAT
 from jobs.results.failures import Failure, parse_failures
 from jobs.store.enqueue_errors import too_large
 from jobs.store.expiry import FAILURE_SECONDS, RESULT_SECONDS
@@ -195,12 +195,11 @@ class ClaimedJob:
         """The request as submitted; {} if the call has none."""
         return request_of(self.kwargs) or {}
 
-    @property
-    def belongs_to_others(self) -> bool:
-        """True if only workers of another version run its function. One that was cancelled ends
-        here: no worker of that version may come."""
+    def belongs_to_others(self, funcs: Collection[str]) -> bool:
+        """True if only other workers run its function, since this one runs `funcs`. One that was
+        cancelled ends here: no such worker may come."""
         is_task = self.func is not None and keys.TASKS.fullmatch(self.func) is not None
-        return is_task and self.func not in OPERATIONS and not self.cancelled
+        return is_task and self.func not in funcs and not self.cancelled
 
 
 def read(

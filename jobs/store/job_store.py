@@ -13,6 +13,7 @@ from typing import Any
 from redis import Redis
 
 from jobs import keys
+from jobs.operations import OPERATIONS
 from jobs.store import rq_layout
 from jobs.store.backlog import Backlog, BacklogCounter
 from jobs.store.claim import Claim, Claims
@@ -32,12 +33,19 @@ SOON = 70.0  # seconds: more than the longest pause before a retry
 
 class JobStore:
     """The jobs of the models' queues in one Redis. `models`: the names that have queues, whose
-    owner may change them. `leases`: those of the worker."""
+    owner may change them. `funcs`: whose jobs are run. `leases`: those of the worker."""
 
-    def __init__(self, redis: Redis, models: Collection[str], worker: str, worker_key: str) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        models: Collection[str],
+        worker: str,
+        worker_key: str,
+        funcs: Collection[str] = OPERATIONS.keys(),
+    ) -> None:
         self._client = redis
         self._redis: Any = redis  # its stubs type neither pipelines nor replies as bytes
-        self._models, self.queues = models, ServedQueues(models)
+        self._models, self.queues = models, ServedQueues(models, funcs)
         self._claims = Claims(redis, worker)
         self._settler = Settler(redis, worker, worker_key)
         self.leases = Leases(redis, worker)

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
-from jobs.operations import Operation
+from jobs.operations import OPERATIONS, Operation
 from jobs.stream.delta import Delta
 from tests.worker.panics import panic
 from worker.backend import (
@@ -222,6 +222,10 @@ class FakeBackend:
         self._begin = threading.Event()  # there are requests, or it closes
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
+
+    @property
+    def funcs(self) -> Collection[str]:
+        return OPERATIONS.keys()
 
     def health(self) -> Health:
         with self._lock:

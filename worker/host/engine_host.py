@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, wait
 from functools import partial, reduce
 from operator import add
@@ -33,6 +33,7 @@ from worker.engine.engine import EngineCore
 from worker.engine.footprint import footprint
 from worker.engine.prompt_caches import keep_sessions, pin_prompt_cache, read_prompt_cache
 from worker.engine.runner import Draw
+from worker.host.operations import STARTS
 from worker.host.preparer import Preparation, Preparer
 from worker.host.soft_ceiling import SoftCeiling
 from worker.loading.host_memory import HostMemory
@@ -151,6 +152,10 @@ class EngineHost:
         self._preparer = Preparer()
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
+
+    @property
+    def funcs(self) -> Collection[str]:
+        return STARTS.keys()
 
     def health(self) -> Health:
         engines, total = self._counted

@@ -17,7 +17,7 @@ class Capacity:
     """
 
     def __init__(self, backend: Backend, served: Served, *, single: bool) -> None:
-        self._single = single
+        self._single, self._funcs = single, backend.funcs
         refused, self._models = served.refused_names, served.open_names
         self._left = {
             (model, bulk): backend.room(model, bulk=bulk)
@@ -46,7 +46,7 @@ class Capacity:
             for name in self._models
             for bulk in (False, True)
             if self.of(name, bulk)
-            for queue in queues_of(name, bulk=bulk)
+            for queue in queues_of(name, bulk=bulk, funcs=self._funcs)
         ]
 
     def of(self, name: str, bulk: bool) -> int:

@@ -111,8 +111,9 @@ class Claimer:
         self._woken = False  # before the claim: it may be set while that runs
         contexts = self._served.contexts
         found, held_seconds = self._store.claim(capacity.of, contexts, suspects=idle)
-        self._start([job for job in found if not job.belongs_to_others], capacity)
-        others = [job for job in found if job.belongs_to_others]
+        funcs = self._backend.funcs
+        self._start([job for job in found if not job.belongs_to_others(funcs)], capacity)
+        others = [job for job in found if job.belongs_to_others(funcs)]
         if others:
             self._store.leases.hand_on(others)
         if found:

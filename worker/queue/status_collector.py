@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from jobs import keys
 from jobs.errors import JobError
-from jobs.operations import OPERATIONS
 from jobs.store.worker_status import MemoryStatus, ResultsStatus, ServingStatus
 from worker.backend import Backend, MemoryUse
 from worker.processes.resident import resident_bytes
@@ -101,7 +100,7 @@ class StatusCollector:
             },
             "tokenizers": self._tokenizers(),
             "contexts": dict(self._models.contexts),
-            "funcs": sorted(OPERATIONS),
+            "funcs": sorted(self._backend.funcs),
             "started_at": self._started_at,
             "device": memory.device,
             "memory": memory_status(memory),

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from jobs.encoding import encodable, from_json
-from jobs.errors import ErrorCode, JobError
+from jobs.errors import ERROR_CODES, ErrorCode, JobError
 
 MAX_TEXT = 500  # characters of the upstream's message
 PASSING = frozenset((408, 425, 429))  # statuses below 500 after which the same request may work
@@ -33,6 +33,9 @@ def fault_of(status: int, headers: Mapping[str, str], body: bytes) -> JobError |
     """The meaning of a response whose status is not 200."""
     said, code = message_of(headers.get("content-type", ""), body)
     message = f"the upstream answers {status}: {said}"
+    # A gateway says so of a job that its queue has tried already; it has our codes.
+    if headers.get("x-should-retry") == "false" and code in ERROR_CODES:
+        return JobError(code, message)  # type: ignore[arg-type]  # it is one of them
     if status in PASSING or status >= 500:
         kind: ErrorCode = "unavailable" if status in PASSING else "internal"
         seconds = retry_after(headers, datetime.now(UTC))
@@ -53,6 +56,8 @@ def fault_in_stream(error: Any) -> JobError:
     said, code = _message(about or str(error)), str(about.get("code") or about.get("type") or "")
     status = int(code) if code.isdecimal() and len(code) == 3 else 500
     message = f"the upstream ended the answer with an error: {said}"
+    if about.get("code") in ERROR_CODES:
+        return JobError(about["code"], message)
     if CONTEXT.search(code) or (400 <= status < 500 and status not in PASSING):
         return JobError(_client_code(said, code), message)
     if "invalid_request" in code or "BadRequest" in code:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -84,6 +84,11 @@ class UpstreamHost:
         self._thread = threading.Thread(target=self._run, name="upstream", daemon=True)
         self._thread.start()
 
+    @property
+    def funcs(self) -> Collection[str]:
+        """Scoring jobs need the model's files."""
+        return (CHAT.func,)
+
     def health(self) -> Health:
         with self._lock:
             running = list(self._running)
@@ -143,12 +148,6 @@ class UpstreamHost:
                 f"the upstream {self._address} is asked for no model '{request.model}'; for: "
                 f"{loaded}",
                 "model",
-            )
-        if operation is not CHAT:
-            raise invalid(
-                f"a {operation.title} job needs the model's files, and this worker sends chats to "
-                f"the upstream {self._address}: start one with chatjobs work --model for them",
-                "items",
             )
         passed = request.job.via or []
         if self._queue_id in passed:

@@ -14,9 +14,12 @@ from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.chat_requests import WaitingSink
 from tests.worker.engine.chat_requests import ask as ask_plainly
 from worker import Engine
+from worker.engine.scheduled import ScheduledSequence
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
+from worker.engine.speculation import Speculation
 from worker.sampling.inputs import SamplingInput
+from worker.speculative.ngram import Lookup
 
 SCHEMA = {
     "type": "object",
@@ -302,3 +305,40 @@ def test_a_forced_call_is_read_as_a_call(engine: Engine) -> None:
         (call,) = one.message.tool_calls or []
         assert call.function.name in names
         assert json.loads(call.function.arguments)["a"] in (1, 22)
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_the_form_of_a_request_begins_behind_its_reasoning(engine: Engine, thinks: bool) -> None:
+    """As the prompt is: a template may have ended the reasoning."""
+    core = engine._core
+    request = ask(**FORM, enable_thinking=thinks)
+    grammar = core.loaded.grammar(request, core.prompts.build(request))
+    assert grammar is not None
+    opening = core.tokenizer.id_of("<think>")
+    assert opening is not None
+    thoughts = [opening, *core.tokenizer.encode("so, hm")]
+    assert grammar.matcher(frozenset()).legal(thoughts) == (len(thoughts) if thinks else 0)
+    answer = core.tokenizer.encode('{"name')
+    assert grammar.matcher(frozenset()).legal(answer) == len(answer)
+
+
+def test_no_token_of_a_draft_that_the_form_refuses_is_computed(
+    folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafting = Engine.load(str(folder), device="cpu", max_batch=1, draft="ngram", draft_tokens=3)
+    legal, refused = (drafting._core.tokenizer.encode(text)[0] for text in ("aa", "z"))
+    monkeypatch.setattr(Lookup, "following", lambda *_: [legal, legal, refused])
+    drafted: list[list[int]] = []
+    extend = Speculation.extend
+
+    def record(speculation: Speculation, *given: Any) -> list[ScheduledSequence]:
+        scheduled = extend(speculation, *given)
+        drafted.extend(one.draft.token_ids for one in scheduled)
+        return scheduled
+
+    monkeypatch.setattr(Speculation, "extend", record)
+    request = ask(guided_regex="a{30}", max_tokens=40, temperature=0)
+    assert drafting.chat(request).text == "a" * 30
+    proposed = [draft for draft in drafted if draft]
+    assert proposed and {token for draft in proposed for token in draft} == {legal}
+    drafting.close()

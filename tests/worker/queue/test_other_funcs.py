@@ -28,8 +28,9 @@ OWN = f"chat:fake {EMBED}"  # the queue of the function
 REQUEST: Any = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
 FUNCS = ", ".join(sorted(OPERATIONS))
 NOBODY = (
-    f"no worker runs {EMBED} for 'fake' (functions run now: {FUNCS}; start a worker of a "
-    "version of chatjobs that does, or end the jobs with chatjobs jobs cancel)"
+    f"no worker runs {EMBED} for 'fake' (functions run now: {FUNCS}; start a worker with "
+    "the model's files, not --upstream, of a version of chatjobs that does, or end the jobs "
+    "with chatjobs jobs cancel)"
 )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from jobs import JobError
+from jobs.operations import OPERATIONS
 from worker.backend import Health, MemoryUse
 from worker.queue.served import Served
 from worker.queue.status_collector import StatusCollector
@@ -19,6 +20,8 @@ class Engine:
 
     def __init__(self) -> None:
         self.state = Health(alive=True, progress=1, running=1, waiting=0, tokens_generated=0)
+
+    funcs = OPERATIONS.keys()
 
     def health(self) -> Health:
         return self.state

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jobs import JobError
+from jobs.operations import SCORE
 from tests.worker.site import Site
 from tests.worker.upstream.conftest import Burst
 from tests.worker.upstream.fake_server import Exchange, FakeServer, words_of
@@ -269,13 +270,16 @@ def test_what_http_can_not_do_is_refused_per_job(
     assert len(server.bodies) == 1
 
 
-def test_a_scoring_job_is_refused(site: Site, server: FakeServer, burst: Burst) -> None:
-    job = site.client.submit(
-        {"model": "fake", "items": [{"kind": "perplexity", "prompt": "some text"}]}
-    )
+def test_a_scoring_job_is_left_to_a_worker_with_the_models_files(
+    site: Site, server: FakeServer, burst: Burst
+) -> None:
+    items = [{"kind": "perplexity", "prompt": "some text"}]
+    job, chat = site.client.submit({"model": "fake", "items": items}), site.submit()
     burst()
-    with pytest.raises(JobError, match="a scoring job needs the model's files"):
-        job.result(timeout=1)
+    assert chat.result(timeout=1).text == text_of("hello")
+    assert job.status() == "queued"
+    assert site.redis.lrange(f"rq:queue:chat:fake {SCORE.func}", 0, -1) == [job.id.encode()]
+    assert [one["content"] for body in server.bodies for one in body["messages"]] == ["hello"]
 
 
 def test_no_more_than_the_batch_are_sent_at_a_time(

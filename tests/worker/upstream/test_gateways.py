@@ -5,18 +5,22 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
-from jobs import Client, JobError
+from jobs import ChatRequest, Client, JobError
 from jobs.api.via import HEADER
 from jobs.embedded import EmbeddedRedis
 from jobs.store.queue_id import read_queue_id
 from tests.jobs.gateway.conftest import GatewayProcess
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
+from tests.worker.checkpoints import make_checkpoint
 from tests.worker.site import Site
+from tests.worker.sources import read_tokenizer
 from tests.worker.upstream.conftest import Burst
+from tests.worker.upstream.fake_server import Exchange, FakeServer
 from tests.worker.upstream.test_work import Worker
 
 Serve = Callable[[Site], str]
@@ -51,14 +55,31 @@ def work() -> Iterator[Work]:
     """Starts `chatjobs work --upstream` for the model `fake` of a site."""
     started: list[Worker] = []
 
-    def work(site: Site, upstream: str) -> Worker:
-        started.append(Worker(site, "--upstream", upstream, "--model", "fake"))
+    def work(site: Site, upstream: str, model: str = "fake") -> Worker:
+        started.append(Worker(site, "--upstream", upstream, "--model", model))
         return started[-1]
 
     yield work
     for one in started:
         if one.process.poll() is None:
             one.end(signal.SIGKILL)
+
+
+Chain = Callable[..., Worker]
+
+
+@pytest.fixture
+def chain(site: Site, other: Site, serve: Serve, work: Work) -> Chain:
+    """Has the jobs of `site` for `fake` run by a worker of `other`, behind its gateway."""
+
+    def chain(**options: Any) -> Worker:
+        other.worker(**options)
+        other.wait_for_workers()
+        worker = work(site, serve(other), *(["fake=demo"] if options.get("real") else []))
+        worker.says(" serves fake")
+        return worker
+
+    return chain
 
 
 def number_of_jobs(site: Site) -> int:
@@ -136,3 +157,97 @@ def test_a_value_of_another_program_is_no_id(site: Site) -> None:
     site.redis.rpush("chatjobs:id", "x")
     with pytest.raises(JobError, match="chatjobs:id in Redis is a list instead of a string"):
         read_queue_id(site.redis)
+
+def ask(content: str = "What is 17 + 25?", model: str = "fake", **fields: Any) -> ChatRequest:
+    messages = [{"role": "user", "content": content}]
+    return ChatRequest(**{"model": model, "messages": messages, "temperature": 0, **fields})
+
+
+def test_answers_streams_and_log_probabilities_are_those_of_the_other_queue(
+    site: Site, other: Site, chain: Chain
+) -> None:
+    chain(real=True, models=["demo"])
+    fields: Any = {"logprobs": True, "top_logprobs": 2}
+    ours = site.client.submit(ask(**fields))
+    theirs = other.client.submit(ask(model="demo", **fields))
+    here, there = (job.result(timeout=PATIENCE) for job in (ours, theirs))
+    assert here.text == "42"
+    assert here.choices[0].to_dict() == there.choices[0].to_dict()
+    assert here.usage and there.usage
+    assert here.usage.total_tokens == there.usage.total_tokens
+    assert here.system_fingerprint == there.system_fingerprint
+    streamed = site.client.submit(ask(stream=True))
+    assert "".join(chunk.text for chunk in streamed.stream(timeout=PATIENCE)) == "42"
+    both = site.client.submit(ask(n=2)).result(timeout=PATIENCE)
+    assert [choice.message.content for choice in both.choices] == ["42", "42"]
+
+
+def test_tool_calls_keep_their_names_arguments_and_ids(
+    site: Site, other: Site, serve: Serve, work: Work, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path / "m", num_hidden_layers=1)
+    answer = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
+    script = [read_tokenizer(folder).encode(answer)]
+    other.worker(real=True, models=[str(folder)], script=script)
+    other.wait_for_workers()
+    work(site, serve(other), "fake=m").says(" serves fake")
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    job = site.client.submit(ask(tools=tools, max_tokens=200))
+    choice = job.result(timeout=PATIENCE).choices[0]
+    (call,) = choice.message.tool_calls or ()
+    assert (call.function.name, call.function.arguments) == ("add", '{"a":1,"b":[2]}')
+    assert choice.finish_reason == "tool_calls"
+    (row,) = rows_of(other)
+    assert call.id == row["tool_calls"][0]["id"]
+
+
+def rows_of(other: Site) -> list[dict[str, Any]]:
+    wait_until(lambda: len(other.rows()) > 0)
+    return other.rows()
+
+
+def test_a_job_that_is_cancelled_is_cancelled_in_the_other_queue(
+    site: Site, other: Site, chain: Chain
+) -> None:
+    chain(delay=0.02)
+    job = site.submit(" ".join(["word"] * 20_000))
+    next(iter(job.stream(timeout=PATIENCE)))
+    assert job.cancel()
+    wait_until(lambda: job.status().over)
+    (row,) = rows_of(other)
+    assert row["status"] == "cancelled"
+
+
+def test_errors_keep_their_codes(site: Site, chain: Chain) -> None:
+    chain(real=True, models=["demo"])
+    long, wrong = ask("1 + " * 5000), ask(allowed_token_ids=[10**6])
+    for request, code in ((long, "context_length_exceeded"), (wrong, "invalid_request")):
+        with pytest.raises(JobError) as failed:
+            site.client.submit(request).result(timeout=PATIENCE)
+        assert failed.value.code == code, failed.value
+    assert site.client.submit(ask()).result(timeout=PATIENCE).text == "42"
+
+
+@pytest.mark.parametrize("code", ["out_of_memory", "worker_lost", "timeout", "cancelled"])
+def test_a_failure_after_all_retries_of_the_other_queue_is_not_waited_for(
+    site: Site, server: FakeServer, burst: Burst, code: str
+) -> None:
+    error = {"error": {"message": "it failed", "type": "server_error", "code": code}}
+
+    def in_stream(exchange: Exchange) -> None:
+        exchange.begin()
+        exchange.chunk(content="half an ")
+        exchange.event(error)
+        exchange.raw(b"")
+
+    def at_once(exchange: Exchange) -> None:
+        exchange.respond(503, error, **{"x_should_retry": "false"})
+
+    for answer in (in_stream, at_once):
+        server.answer = answer
+        job = site.submit(retries=0)
+        burst()
+        with pytest.raises(JobError, match="it failed") as failed:
+            job.result(timeout=PATIENCE)
+        assert failed.value.code == code
+    assert len(server.bodies) == 2

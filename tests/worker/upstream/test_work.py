@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from jobs.cli import build
+from jobs.client.serving import NobodyServes
 from jobs.store.worker_status import read_workers
 from tests.cli.conftest import COMMAND
 from tests.waiting import PATIENCE
@@ -134,6 +135,15 @@ def test_a_worker_that_stops_gives_back_what_does_not_end_in_time(
     assert start("--model", "fake=there", "--burst").process.wait(PATIENCE) == 0
     assert long.result(timeout=1).text == text_of("long")
     site.assert_settled([short, long, waits])
+
+
+def test_what_is_submitted_to_an_upstream_alone_is_said_not_to_be_scored(
+    site: Site, server: FakeServer, start: Start
+) -> None:
+    start().says(" serves fake")
+    items = [{"kind": "perplexity", "prompt": "some text"}]
+    with pytest.warns(NobodyServes, match="no worker runs worker.tasks.score for 'fake'"):
+        site.client.submit({"model": "fake", "items": items})
 
 
 def test_a_worker_starts_before_its_upstream(site: Site, server: FakeServer, start: Start) -> None:
