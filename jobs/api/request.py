@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,7 +21,12 @@ from jobs.api.job_options import JobOptions
 from jobs.api.json_values import as_list, check_json
 from jobs.api.message import Message
 from jobs.api.sampling import Sampling
-from jobs.api.structured import ResponseFormat, StructuredOutputs, merge_structured
+from jobs.api.structured import (
+    FORMER_NAMES,
+    ResponseFormat,
+    StructuredOutputs,
+    merge_structured,
+)
 from jobs.api.tool_choice import Forced, check_tool_choice, forced_tools
 from jobs.api.unsupported_fields import (
     IGNORED_IN_TOOL,
@@ -152,6 +157,9 @@ class ChatRequest(Sampling):
         user, metadata            kept with the request
         store                     false: the row has neither the prompt nor the answer
     """
+
+    # Names that a user may give for other fields.
+    other_names: ClassVar[tuple[str, ...]] = ("request_id", *FORMER_NAMES)
 
     model: ModelName
     messages: Annotated[list[Message], Field(min_length=1)]

@@ -87,8 +87,11 @@ def merge_structured(data: dict[str, Any]) -> dict[str, Any]:
     data = dict(data)
     for name, key in FORMER_NAMES.items():
         value = data.pop(name, None)
-        if not (value is None or value in ("", [])):
-            asked[name] = (key, value)
+        if value is None:
+            continue
+        if value in ("", []):
+            raise invalid(f"{name} is empty: say the form of the answer, or remove it", name)
+        asked[name] = (key, value)
     given = data.pop("structured_outputs", None)
     options = given.to_dict() if isinstance(given, StructuredOutputs) else given
     if isinstance(options, dict):

@@ -134,14 +134,19 @@ def _meant(path: str, location: Sequence[str | int], model: type[BaseModel]) -> 
     near = near_field(name, holder, parts=not inside)
     if near is not None:
         return f"did you mean '{inside}{near}'?"
-    return f"known fields: {', '.join(sorted(holder.model_fields))}"
+    return f"known fields: {', '.join(_names(holder))}"
+
+
+def _names(holder: type[BaseModel]) -> list[str]:
+    """The fields that a user may give, also those that become others."""
+    other: tuple[str, ...] = getattr(holder, "other_names", ())
+    return sorted((*holder.model_fields, *other))
 
 
 def near_field(name: str, holder: type[BaseModel], *, parts: bool = True) -> str | None:
     """The field of `holder`, or of one of its `parts`, that an unknown name may stand for."""
-    known = sorted(holder.model_fields)
-    close = get_close_matches(name, known, 1)
-    for field in known:
+    close = get_close_matches(name, _names(holder), 1)
+    for field in sorted(holder.model_fields):
         inner = _model_in(holder.model_fields[field].annotation)
         if inner is not None and name in inner.model_fields and parts:
             close = [f"{field}.{name}"]

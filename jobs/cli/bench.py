@@ -112,9 +112,9 @@ def bench(
     """Measure throughput and latencies of a model under a load.
 
     The requests go through the queue to the workers that serve the model, and their token streams
-    are followed; with --local, to an engine in this process. A first request waits for a worker and
-    is not measured. The figures are named as by vllm bench serve. Jobs and rows of the benchmark
-    are removed at its end. Exit code 1 if a request has failed.
+    are followed; with --local, to an engine in this process. A first request waits for a worker, if
+    none runs, and is not measured. The figures are named as by vllm bench serve. Jobs and rows of
+    the benchmark are removed at its end. Exit code 1 if a request has failed.
     """
     from jobs import Results
     from jobs.cli.benchmark.figures import figures_of
@@ -147,6 +147,7 @@ def bench(
 
         with client(redis_url, "measure in this process with --local", quiet=quiet) as connected:
             queue = QueueBench(connected, redis_url, Results(results), model, quiet=quiet)
+            queue.check()
             with queue.cleaned():
                 load = load_of(model, queue.count_tokens)
                 timelines = _served(load, quiet, lambda ended, note: queue.serve(load, ended, note))
@@ -164,7 +165,7 @@ def bench(
     found = figures_of(timelines)
     if as_json:
         print_json(facts | found)
-    else:
+    elif found["completed"]:
         _print(facts, found)
     if found["failed"]:
         kinds = ", ".join(f"{code} {count:,}" for code, count in found["errors"].items())

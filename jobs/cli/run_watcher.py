@@ -146,8 +146,8 @@ def check_all_score(connected: Client, models: Iterable[str]) -> None:
         if others:
             raise Unavailable(
                 f"{counted(len(others), 'worker')} that serve{'s' * (len(others) == 1)} {model!r} "
-                f"can't score ({', '.join(others)}): update chatjobs there, or stop them; those with "
-                "--upstream never can"
+                f"can't score ({', '.join(others)}): update chatjobs there, or stop them; those "
+                "with --upstream never can"
             )
 
 

@@ -139,9 +139,12 @@ def _answer(
 
 
 def _print(worker: str, facts: Mapping[str, Any]) -> None:
-    running = counted(int(facts["running"]), "running job")
-    claims = f"claims no jobs, {facts['reason']}" if facts["reason"] else "claims jobs"
-    echo(f"{worker}: {claims}; {running}", err=True)
+    """A worker of another version may leave out what this one says."""
+    running, reason = facts.get("running"), facts.get("reason")
+    jobs = counted(running, "running job") if isinstance(running, int) else "running jobs unknown"
+    claims = f"claims no jobs, {reason}" if reason else "claims jobs"
+    state = facts.get("state", "unknown") if reason is None else claims
+    echo(f"{worker}: {state}; {jobs}", err=True)
 
 
 def _facts(worker: str, answer: Mapping[str, Any] | JobError) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any
 
 from jobs.errors import JobError, invalid
 from jobs.gateway.failures import RETRY_SECONDS, HttpError
+from jobs.sizes import counted
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Tenant:
         if self.limit is not None and self.open >= self.limit:
             raise HttpError(
                 429,
-                f"tenant {self.name!r} has {self.open} open requests, and its limit is "
+                f"tenant {self.name!r} has {counted(self.open, 'open request')}, and its limit is "
                 f"{self.limit}: wait until one has ended",
                 "rate_limit_exceeded",
                 kind="rate_limit_error",

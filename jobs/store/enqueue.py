@@ -310,11 +310,13 @@ def parse_many(requests: Iterable[RequestInput], first: int = 0) -> list[Request
     `first`."""
     _check_many(requests)
     parsed: list[Request] = []
+    alone = isinstance(requests, Sequence) and len(requests) == 1 and not first
     for number, request in enumerate(requests, first):
         try:
             parsed.append(parse_request(request))
         except InvalidRequest as error:
-            raise invalid(f"request {number}: {error.message}", error.param) from None
+            which = "" if alone else f"request {number}: "
+            raise invalid(f"{which}{error.message}", error.param) from None
     return parsed
 
 

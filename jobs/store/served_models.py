@@ -68,4 +68,7 @@ def _entries(
         yield worker, reference, {"state": "loading", "names": names}
     for model in worker["models"]:
         about = worker.get("about", {}).get(model, {"names": [model]})
-        yield worker, model, {"state": worker.get("states", {}).get(model, "ready"), **about}
+        state = worker.get("states", {}).get(model, "ready")
+        if state == "ready" and worker["paused"]:
+            state = "paused"
+        yield worker, model, {"state": state, **about}

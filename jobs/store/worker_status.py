@@ -289,13 +289,15 @@ def with_heartbeats(redis: Redis, workers: Iterable[WorkerStatus]) -> list[Watch
     return watched
 
 
-def read_recorders(redis: Redis) -> list[RecorderStatus]:
+def read_recorders(redis: Redis, damaged: list[Damage] | None = None) -> list[RecorderStatus]:
     """The status that each recorder process publishes, by name. Values that no recorder has written
-    are left out."""
+    are appended to `damaged`."""
     names: Any = redis.zrange(keys.RECORDERS, 0, -1)
     wanted = [keys.recorder(name.decode(errors="replace")) for name in sorted(names)]
     values: Any = redis.mget(wanted) if wanted else []
     found = [RECORDER.decode(key, one) for key, one in zip(wanted, values, strict=True) if one]
+    if damaged is not None:
+        damaged += [one for one in found if isinstance(one, Damage)]
     return [status for status in found if not isinstance(status, Damage)]
 
 

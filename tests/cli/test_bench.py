@@ -148,13 +148,36 @@ def test_a_worker_that_dies_is_missed_and_the_next_one_goes_on(
     assert_nothing_is_left(site)
 
 
-def test_ctrl_c_cancels_the_jobs_and_removes_them(spawn: Spawn, site: Site, tmp_path: Path) -> None:
+def test_a_model_that_the_running_workers_do_not_have_is_refused(run: Run, site: Site) -> None:
+    site.worker()
+    site.wait_for_workers()
+    done = run("bench", "-m", "fkae", *places(site))
+    assert done.exit_code != 0
+    assert "no worker serves 'fkae' (models served now: fake" in done.stderr
+    assert_nothing_is_left(site)
+
+
+def test_a_load_of_which_nothing_was_answered_has_no_figures(
+    run: Run, site: Site, tmp_path: Path
+) -> None:
+    site.worker()
+    site.wait_for_workers()
+    file = data_set(tmp_path, [{"metadata": {"fail": "timeout"}, "max_tokens": 5}])
+    done = run("bench", "-m", "fake", "--dataset", file, *places(site))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "timeout" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_cancels_the_jobs_and_removes_them(
+    spawn: Spawn, site: Site, tmp_path: Path, number: signal.Signals
+) -> None:
     site.worker(delay=0.05)
     site.wait_for_workers()
     file = data_set(tmp_path, [words(3), *(words(100_000) for _ in range(3))])
     process = spawn("bench", "-m", "fake", "--dataset", file, *places(site))
     wait_until(lambda: len(list(site.redis.scan_iter("chatjobs:*:log"))) > 2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, error = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (130, "")
     assert "interrupted; the jobs of the benchmark are cancelled" in error

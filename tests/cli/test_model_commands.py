@@ -53,8 +53,8 @@ def test_the_models_of_workers_are_listed_with_state_memory_and_jobs(
     }
     assert shown == {
         "late": ["loading", None, None, 0],
-        "one": ["ready", 90, 120, 0],
-        "plain": ["ready", 1, None, 1],
+        "one": ["paused", 90, 120, 0],
+        "plain": ["paused", 1, None, 1],
         "two": ["cold", 90, 120, 2],
     }
     on_terminal = show(*here, terminal=True, columns=80).out
@@ -63,8 +63,8 @@ def test_the_models_of_workers_are_listed_with_state_memory_and_jobs(
     assert lines[0].split() == ["model", "state", "queued", "memory", "device", "worker"]
     assert [line.split()[:3] for line in lines[1:]] == [
         ["late", "loading", "0"],
-        ["one", "ready", "0"],
-        ["plain", "ready", "1"],
+        ["one", "paused", "0"],
+        ["plain", "paused", "1"],
         ["two", "cold", "2"],
     ]
 

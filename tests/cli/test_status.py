@@ -59,6 +59,9 @@ def test_damaged_keys_are_named_and_the_exit_code_is_1(
     found = json.loads(run("status", "--json", "--redis", redis_url).stdout)
     assert [queue["queued"] for queue in found["queues"]] == [0, 1]
     assert len(found["damaged"]) == 3
+    client.redis.zadd(keys.RECORDERS, {"r": 1e13})
+    client.redis.set(keys.recorder("r"), "{}")
+    assert f"the key {keys.recorder('r')} in Redis" in run("status", "--redis", redis_url).stderr
     client.redis.delete(keys.WORKERS)
     client.redis.set(keys.WORKERS, "x")
     assert keys.WORKERS in run("status", "--redis", redis_url).stderr

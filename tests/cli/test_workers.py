@@ -10,6 +10,7 @@ import pytest
 from click.testing import Result
 
 from jobs import JobError, keys
+from jobs.cli.workers import _print
 from jobs.store import operator
 from tests.cli.conftest import Run
 from tests.worker.site import Site, wait_until
@@ -104,3 +105,18 @@ class Silent:
 
     def execute(self) -> Any:
         return 1e6, (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({}, "w: unknown; running jobs unknown"),
+        ({"state": "paused"}, "w: paused; running jobs unknown"),
+        ({"reason": "", "running": 1}, "w: claims jobs; 1 running job"),
+    ],
+)
+def test_an_answer_of_another_version_is_shown_as_far_as_it_goes(
+    capsys: pytest.CaptureFixture[str], facts: dict[str, Any], said: str
+) -> None:
+    _print("w", facts)
+    assert capsys.readouterr().err.strip() == said

@@ -56,8 +56,9 @@ def _commands_models(command: Callable[[], None]) -> Callable[..., Any]:
             ):
                 facts = answer.facts
                 if not (as_json or quiet):
-                    pinned = ", pinned" if facts["pinned"] else ""
-                    echo(f"{name}: {facts['model']} is {facts['state']}{pinned}", err=True)
+                    pinned = ", pinned" if facts.get("pinned") else ""
+                    state = facts.get("state", "in an unknown state")
+                    echo(f"{name}: {facts.get('model', model)} is {state}{pinned}", err=True)
         if as_json:
             print_json({"worker": name, **facts})
 
@@ -145,18 +146,19 @@ def pull_there(model: str, worker: str, redis_url: str, *, as_json: bool, quiet:
         facts: Mapping[str, Any] = {}
         for answer in send(connected.redis, name, "pull", {"model": model}).answers():
             facts = answer.facts
-            if answer.final or not shows:
+            done, total = facts.get("done_bytes"), facts.get("total_bytes")
+            if answer.final or not shows or done is None or total is None:
                 continue
-            done, total = facts["done_bytes"], facts["total_bytes"]
             if progress is None:
-                echo(f"{name}: downloads {facts['model']}, {size_text(total)}", err=True)
-                progress = stack.enter_context(TaskProgress(facts["model"]))
+                echo(f"{name}: downloads {model}, {size_text(total)}", err=True)
+                progress = stack.enter_context(TaskProgress(model))
             progress.update(done, total)
     if as_json:
         print_json({"worker": name, **facts})
     elif shows:
-        how = "downloaded to" if facts["downloaded"] else "is in"
-        echo(f"{name}: {facts['model']} {how} {facts['folder']}", err=True)
+        how = "downloaded to" if facts.get("downloaded") else "is in"
+        place = facts.get("folder", "a folder that the worker does not name")
+        echo(f"{name}: {facts.get('model', model)} {how} {place}", err=True)
 
 
 MODEL_COMMANDS = (list_models, load, unload, pin, unpin)

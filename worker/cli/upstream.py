@@ -71,7 +71,11 @@ def _refuse_options(ctx: click.Context) -> None:
         if name in TAKEN or source in (None, click.core.ParameterSource.DEFAULT):
             continue
         in_environment = source is click.core.ParameterSource.ENVIRONMENT
-        given = option.envvar if in_environment else option.opts[-1]
+        given = (
+            option.envvar
+            if in_environment
+            else next(one for one in option.opts if one.startswith("--"))
+        )
         raise click.UsageError(
             f"{given} has no effect with --upstream, whose server has the models: remove it, or "
             "set it there"

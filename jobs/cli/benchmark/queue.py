@@ -7,6 +7,7 @@ other run has a row of them.
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -43,9 +44,10 @@ class QueueBench:
 
     @contextmanager
     def cleaned(self) -> Iterator[None]:
-        """Remove the jobs and rows after the block, whatever ends it."""
+        """Remove the jobs and rows after the block, whatever ends it; SIGTERM does as Ctrl-C."""
         try:
-            yield
+            with _terminates_as_interrupt():
+                yield
         except KeyboardInterrupt:
             self._cancel()
             self._remove()
@@ -56,6 +58,16 @@ class QueueBench:
                 self._remove()
             raise
         self._remove()
+
+    def check(self) -> None:
+        """Raises JobError if workers run, and none of them serves the model, or loads it."""
+        from jobs.client.serving import nobody_serves, who_loads
+        from jobs.store.worker_status import read_statuses
+
+        workers = read_statuses(self._connected.redis)
+        known = self._model in workers.served or who_loads(self._model, workers.loading)
+        if workers.running and not known:
+            raise JobError("model_not_found", nobody_serves(self._model, workers), "model")
 
     def count_tokens(self, request: ChatRequest) -> int:
         """The tokens of a prompt, which a worker counts. Says what the job waits for. Raises
@@ -194,3 +206,13 @@ class QueueBench:
                 f"{self._run} --results DIR removes them",
                 err=True,
             )
+
+
+@contextmanager
+def _terminates_as_interrupt() -> Iterator[None]:
+    """SIGTERM in the block is as Ctrl-C, which cancels what runs and is waited for."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -12,7 +12,6 @@ from jobs.api.job_options import JobOptions
 from jobs.api.params import JobFields, RequestFields
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
-from jobs.api.structured import FORMER_NAMES
 
 
 @pytest.mark.parametrize("model", [ChatRequest, Sampling])
@@ -32,7 +31,9 @@ def test_the_description_of_a_request_names_every_field() -> None:
 
 
 def test_type_checkers_know_every_field() -> None:
-    other_names = {"request_id", *FORMER_NAMES}
-    assert RequestFields.__annotations__.keys() == {*ChatRequest.model_fields, *other_names}
+    assert RequestFields.__annotations__.keys() == {
+        *ChatRequest.model_fields,
+        *ChatRequest.other_names,
+    }
     assert JobFields.__annotations__.keys() == JobOptions.model_fields.keys()
     assert RequestFields.__required_keys__ == {"model", "messages"}

@@ -36,6 +36,11 @@ def test_an_iterator_is_read_in_windows(client: Client) -> None:
     assert [job.request.seed for job in (jobs[0], jobs[-1])] == [0, 2 * BATCH]
 
 
+def test_a_bad_request_that_is_alone_has_no_number(client: Client) -> None:
+    with pytest.raises(InvalidRequest, match=r"^invalid_request: temperature: expected a number"):
+        client.submit_many([{**REQUEST, "temperature": "x"}])  # type: ignore[typeddict-item]
+
+
 def test_a_bad_request_of_an_iterator_says_how_many_are_enqueued(client: Client) -> None:
     wrong: Any = {**REQUEST, "temperature": "x"}
     requests = [REQUEST] * (BATCH + 3) + [wrong]
