@@ -75,6 +75,7 @@ class Choice(Output):
     message: AssistantMessage
     finish_reason: FinishReason
     logprobs: ChoiceLogprobs | None = None
+    token_ids: list[int] | None = None  # as vLLM has them, if the request asks for them
 
 
 def completion_id(job_id: str | None) -> str:
@@ -95,6 +96,7 @@ class ChatCompletion(Output):
     # One entry per token of the prompt, by token id: the token itself and the most probable ones.
     # The first is null. None unless the request has prompt_logprobs.
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_token_ids: list[int] | None = None  # as vLLM has them, if the request asks for them
 
     def to_dict(self) -> dict[str, Any]:
         data = super().to_dict()

@@ -33,6 +33,7 @@ class ChoiceParts:
     refusal: list[str] = field(default_factory=list)
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     def add_call(self, function: FunctionCall, id: str = "") -> ToolCallDelta:
@@ -67,9 +68,12 @@ def completion_of(
     *,
     usage: Usage | None,
     fingerprint: str | None,
+    prompt_token_ids: list[int],
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None,
 ) -> ChatCompletion:
-    """The completion at this moment. `created`: seconds since the epoch."""
+    """The completion at this moment. `created`: seconds since the epoch. Token ids are empty where
+    nobody has said them."""
+    ids = request.return_token_ids
     return ChatCompletion(
         id=completion_id(request.job.id),
         created=created,
@@ -80,10 +84,12 @@ def completion_of(
                 message=one.message(),
                 finish_reason=one.finish_reason or "stop",
                 logprobs=ChoiceLogprobs(content=one.logprobs) if request.logprobs else None,
+                token_ids=one.token_ids if ids and prompt_token_ids else None,
             )
             for one in choices
         ],
         usage=usage,
         system_fingerprint=fingerprint,
         prompt_logprobs=prompt_logprobs,
+        prompt_token_ids=prompt_token_ids or None if ids else None,
     )

@@ -96,6 +96,7 @@ class SessionFields(_OpenAIOptions, total=False):
     cache_salt: str | None
     chat_template_kwargs: Mapping[str, Any] | None
     continue_final_message: bool | None
+    documents: Sequence[Mapping[str, Any]] | None
     enable_thinking: bool | None
     guided_choice: Sequence[str] | None
     guided_grammar: str | None
@@ -107,6 +108,7 @@ class SessionFields(_OpenAIOptions, total=False):
     prompt_logprobs: int | None
     min_tokens: int | None
     repetition_penalty: float | None
+    return_token_ids: bool | None
     separate_reasoning: bool | None
     skip_special_tokens: bool | None
     stop_token_ids: Sequence[int] | None

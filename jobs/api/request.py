@@ -47,7 +47,7 @@ MAX_NAME = 1000  # characters of a model's name
 MAX_TOOLS = 1024
 # The fields that only a chat template reads.
 TEMPLATE_INPUTS = (
-    *("tools", "chat_template_kwargs", "enable_thinking", "reasoning_effort"),
+    *("tools", "documents", "chat_template_kwargs", "enable_thinking", "reasoning_effort"),
     *("add_generation_prompt", "continue_final_message"),
 )
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters of the category Cc
@@ -135,6 +135,7 @@ class ChatRequest(Sampling):
         n                         number of answers
         logprobs, top_logprobs    log-probabilities of the tokens
         prompt_logprobs           log-probabilities of the prompt's tokens, without stream
+        return_token_ids          token ids of the prompt and of the answers, without stream
         skip_special_tokens
         response_format, structured_outputs  the form of the answer: JSON, a regular expression, …
         separate_reasoning        False: the reasoning stays in the content, with its tags
@@ -142,6 +143,7 @@ class ChatRequest(Sampling):
         stream_options            {"include_usage": True}: end the stream with the token counts
 
     The prompt:
+        documents                 texts with titles, for the chat template
         chat_template_kwargs, enable_thinking, reasoning_effort
         apply_chat_template       False: the text of the messages is the prompt as it is
         prompt_token_ids          the prompt as token ids, in place of the messages' text
@@ -168,6 +170,7 @@ class ChatRequest(Sampling):
     structured_outputs: StructuredOutputs | None = None
     tools: Annotated[list[Tool], AfterValidator(_distinct)] | None = None
     tool_choice: Text | dict[str, Any] | None = None
+    return_token_ids: StrictBool | None = None  # in the completion
     parallel_tool_calls: StrictBool | None = None  # false: a required call is the only one
     stream: StrictBool | None = None  # None: interactive jobs stream, bulk jobs don't
     stream_options: StreamOptions | None = None
@@ -177,6 +180,7 @@ class ChatRequest(Sampling):
     apply_chat_template: StrictBool | None = None  # false: the text of the messages is the prompt
     prompt_token_ids: Annotated[list[StrictInt], Field(min_length=1)] | None = None  # the prompt
     add_special_tokens: StrictBool | None = None  # None: only without the chat template
+    documents: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: StrictBool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
@@ -242,6 +246,8 @@ class ChatRequest(Sampling):
             )
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs: they are not streamed: set stream to false")
+        if self.return_token_ids and self.stream:
+            raise ValueError("return_token_ids: they are not streamed: set stream to false")
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens: must be at least 1, or -1 for the context")
         if self.truncate is not None and self.truncate_prompt_tokens is not None:

@@ -58,7 +58,6 @@ _FORM = "remove it"
 REFUSED_FIELDS: dict[str, Refused] = {
     "best_of": Refused(1, "use n, and choose among the answers"),
     "chat_template": Refused(None, "the template is the model's: put it into the model's folder"),
-    "documents": Refused(None, "put them into chat_template_kwargs, as documents"),
     "echo": Refused(False, "the prompt is in the result row"),
     "function_call": Refused("none", _FUNCTIONS),
     "functions": Refused(None, _FUNCTIONS),
@@ -71,7 +70,6 @@ REFUSED_FIELDS: dict[str, Refused] = {
     "logits_processors": Refused(None, "use logit_bias, bad_words or allowed_token_ids"),
     "modalities": Refused(["text"], "only text is generated"),
     "priority": Refused(0, 'use job.priority: "interactive" or "bulk"'),
-    "return_token_ids": Refused(False, "token ids are in the result row"),
     "return_tokens_as_token_ids": Refused(False, "token ids are in the result row"),
     "structural_tag": Refused(None, "use tools, or structured_outputs with a grammar"),
     "thinking_token_budget": Refused(None, "use max_tokens, or enable_thinking: false"),

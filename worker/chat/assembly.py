@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from jobs.api.answer import ChatCompletion, PromptLogprob, TokenLogprob, TopLogprob, Usage
@@ -54,7 +54,6 @@ class ChoiceState(ChoiceParts):
 
     reader: AnswerReader
     reasoning_tokens: int = 0
-    token_ids: list[int] = field(default_factory=list)
     end: SequenceEnd | None = None
 
     def runs(self, events: list[TokenEvent]) -> Iterator[tuple[list[TokenEvent], str]]:
@@ -216,6 +215,7 @@ class ChatAssembly:
                 peak_memory_mb=Usage.in_mb(max(end.peak_bytes for end in ends)),
             ),
             fingerprint=self._fingerprint,
+            prompt_token_ids=self._prompt_ids,
             prompt_logprobs=self._scored_prompt(ends[0]),
         )
 

@@ -33,6 +33,13 @@ def variables_for(template: ChatTemplate, request: ChatRequest) -> dict[str, Any
         raise invalid(
             f"chat_template_kwargs can't set {', '.join(reserved)}", "chat_template_kwargs"
         )
+    if request.documents is not None:
+        if not template.mentions("documents"):
+            raise invalid(
+                "documents: the model's chat template has none: put them into the messages",
+                "documents",
+            )
+        _set(variables, "documents", request.documents)
     if request.reasoning_effort is not None:
         _set(variables, "reasoning_effort", request.reasoning_effort)
     if request.enable_thinking is not None:

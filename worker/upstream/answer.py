@@ -74,6 +74,7 @@ class Answer:
         self._choices = [ChoiceState(index=number, job=name) for number in range(request.n or 1)]
         self._usage: Usage | None = None
         self._fingerprint: str | None = None
+        self._prompt_ids: list[int] = []
         self.tokens = 0  # chunks with output, until the upstream says how many tokens
         self.started_at: float | None = None  # the request was sent
         self.first_token_at: float | None = None
@@ -101,6 +102,7 @@ class Answer:
         if choices is None:
             return []
         try:
+            self._prompt_ids += _ids(chunk.get("prompt_token_ids"))
             return [
                 delta
                 for choice in choices
@@ -152,6 +154,7 @@ class Answer:
             self._choices,
             usage=self._usage,
             fingerprint=self._fingerprint,
+            prompt_token_ids=self._prompt_ids,
         )
 
     def _choice(self, choice: Mapping[str, Any]) -> ChoiceState:
@@ -168,6 +171,7 @@ class Answer:
         reasoning = _text(delta.get("reasoning_content")) or _text(delta.get("reasoning"))
         refusal = _text(delta.get("refusal"))
         logprobs = tuple(_logprobs(chunk.get("logprobs")))
+        choice.token_ids += _ids(chunk.get("token_ids"))
         calls = self._fragments(choice, delta.get("tool_calls") or ())
         reason = chunk.get("finish_reason")
         if reason is not None:
@@ -279,6 +283,14 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} instead of a text")
     return encodable(value)
+
+
+def _ids(value: Any) -> list[int]:
+    """Token ids of vLLM's return_token_ids. Raises TypeError for others."""
+    ids = value or []
+    if not (isinstance(ids, list) and all(type(one) is int for one in ids)):
+        raise TypeError("token ids that are no list of integers")
+    return ids
 
 
 def _count(figures: Any, name: str) -> int | None:

@@ -37,7 +37,10 @@ MAX_PROMPTS = 1000
 DEFAULT_TOKENS = 16  # of OpenAI's completions
 MOST_LOGPROBS = 20
 
-NOT_OF_COMPLETIONS = ("messages", "prompt_token_ids", "apply_chat_template", "prompt_logprobs")
+NOT_OF_COMPLETIONS = (
+    *("messages", "prompt_token_ids", "apply_chat_template", "prompt_logprobs"),
+    "return_token_ids",
+)
 OF_PROMPT = ("messages", "prompt_token_ids")  # fields of a job that the prompt becomes
 
 Prompt = str | list[int]

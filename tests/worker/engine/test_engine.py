@@ -33,6 +33,19 @@ def test_completions_and_chunks_are_valid_openai_objects(engine: Engine) -> None
     assert chunks[-1].usage.completion_tokens == 24
 
 
+def test_token_ids_are_returned_where_they_are_asked_for(engine: Engine) -> None:
+    asked = engine.chat(ask(n=2, seed=1, return_token_ids=True))
+    assert asked.usage and asked.prompt_token_ids
+    assert len(asked.prompt_token_ids) == asked.usage.prompt_tokens
+    outputs = [choice.token_ids or [] for choice in asked.choices]
+    assert sum(map(len, outputs)) == asked.usage.completion_tokens
+    assert outputs[0] != outputs[1]
+    plain = engine.chat(ask(n=2, seed=1))
+    assert plain.prompt_token_ids is None and plain.choices[0].token_ids is None
+    with pytest.raises(JobError, match="return_token_ids: they are not streamed"):
+        ask(return_token_ids=True, stream=True)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_streamed_text_equals_the_completion(engine: Engine, seed: int) -> None:
     request = ask(seed=seed, temperature=1.5, max_tokens=40, stop=["a", "xyz"], n=2)

@@ -93,3 +93,15 @@ def test_chat_template_kwargs_cannot_replace_fields_of_the_request(
 def test_chat_template_kwargs_may_have_any_other_name(tmp_path: Path, name: str) -> None:
     wanted = request(HELLO, chat_template_kwargs={name: 1})
     assert rendered("{{ messages[0].content }}", wanted, tmp_path) == HELLO["content"]
+
+
+def test_documents_are_shown_by_a_template_that_uses_them_and_refused_by_others(
+    tmp_path: Path,
+) -> None:
+    documents = [{"title": "t", "text": "a"}]
+    source = "{% for one in documents or [] %}{{ one.title }}: {{ one.text }}{% endfor %}|"
+    assert rendered(source, request(HELLO, documents=documents), tmp_path) == "t: a|"
+    assert rendered(source, request(HELLO), tmp_path) == "|"
+    with pytest.raises(JobError, match="documents: the model's chat template has none") as refused:
+        rendered("{{ messages[0].content }}", request(HELLO, documents=documents), tmp_path)
+    assert refused.value.param == "documents"

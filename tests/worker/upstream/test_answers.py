@@ -270,6 +270,31 @@ def test_what_http_can_not_do_is_refused_per_job(
     assert len(server.bodies) == 1
 
 
+def test_token_ids_are_those_that_the_upstream_sends(
+    site: Site, server: FakeServer, burst: Burst
+) -> None:
+    def answer(exchange: Exchange) -> None:
+        exchange.begin()
+        first = {"index": 0, "delta": {"content": "a"}, "token_ids": [5], "finish_reason": None}
+        exchange.event({"choices": [first], "prompt_token_ids": [1, 2]})
+        exchange.event(
+            {"choices": [{"index": 0, "delta": {}, "token_ids": [6], "finish_reason": "stop"}]}
+        )
+        exchange.end()
+
+    silent = site.submit(return_token_ids=True, stream=False)
+    burst()
+    completion = silent.result(timeout=1)
+    assert completion.prompt_token_ids is None and completion.choices[0].token_ids is None
+    server.answer = answer
+    asked, plain = site.submit(return_token_ids=True, stream=False), site.submit()
+    burst()
+    completion = asked.result(timeout=1)
+    assert (completion.prompt_token_ids, completion.choices[0].token_ids) == ([1, 2], [5, 6])
+    assert plain.result(timeout=1).choices[0].token_ids is None
+    assert [body.get("return_token_ids") for body in server.bodies] == [True, True, None]
+
+
 def test_a_scoring_job_is_left_to_a_worker_with_the_models_files(
     site: Site, server: FakeServer, burst: Burst
 ) -> None:
