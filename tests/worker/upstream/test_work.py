@@ -140,7 +140,8 @@ def test_a_worker_that_stops_gives_back_what_does_not_end_in_time(
 def test_what_is_submitted_to_an_upstream_alone_is_said_not_to_be_scored(
     site: Site, server: FakeServer, start: Start
 ) -> None:
-    start().says(" serves fake")
+    start()
+    site.wait_for_workers()
     items = [{"kind": "perplexity", "prompt": "some text"}]
     with pytest.warns(NobodyServes, match="no worker runs worker.tasks.score for 'fake'"):
         site.client.submit({"model": "fake", "items": items})
