@@ -37,8 +37,9 @@ def test_an_iterator_is_read_in_windows(client: Client) -> None:
 
 
 def test_a_bad_request_that_is_alone_has_no_number(client: Client) -> None:
+    wrong: Any = {**REQUEST, "temperature": "x"}
     with pytest.raises(InvalidRequest, match=r"^invalid_request: temperature: expected a number"):
-        client.submit_many([{**REQUEST, "temperature": "x"}])  # type: ignore[typeddict-item]
+        client.submit_many([wrong])
 
 
 def test_a_bad_request_of_an_iterator_says_how_many_are_enqueued(client: Client) -> None:

@@ -333,7 +333,7 @@ def test_no_token_of_a_draft_that_the_form_refuses_is_computed(
 
     def record(speculation: Speculation, *given: Any) -> list[ScheduledSequence]:
         scheduled = extend(speculation, *given)
-        drafted.extend(one.draft.token_ids for one in scheduled)
+        drafted.extend([*one.draft.token_ids] for one in scheduled)
         return scheduled
 
     monkeypatch.setattr(Speculation, "extend", record)
