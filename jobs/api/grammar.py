@@ -79,6 +79,20 @@ def of_grammar(text: str, field: str) -> Grammar:
     return _grammar([{"lark_grammar": lark}], field)
 
 
+def of_tags(tags: Sequence[tuple[str, str, dict[str, Any], str]], field: str) -> Grammar:
+    """Free text in which a trigger begins a structure. `tags`: the trigger, the beginning of the
+    structure, which begins with it, the schema of the JSON that follows, and the end."""
+    rules, schemas = ["TEXT: /(?s:.*)/"], []
+    for number, (trigger, begin, schema, end) in enumerate(tags):
+        rules.append(f"head_{number}[lazy]: TEXT {quoted(trigger)}")
+        rest = [quoted(one) if one else "" for one in (begin[len(trigger) :], end)]
+        rules.append(f"tag_{number}: head_{number} {rest[0]} @json_{number} {rest[1]}")
+        schemas.append({"name": f"json_{number}", **of_schema(schema, field).parts[0]})
+    names = " | ".join(f"tag_{number}" for number in range(len(tags)))
+    lark = "\n".join([f"start: ({names})* tail", "tail: TEXT", *rules])
+    return _grammar([{"lark_grammar": lark}, *schemas], field)
+
+
 def quoted(text: str) -> str:
     """A text as a literal of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
@@ -119,7 +133,9 @@ def check(grammar: Grammar) -> None:
 
 def refusal(fault: str, grammar: Grammar) -> JobError:
     """The error of a grammar, made of what llguidance says about it."""
-    field, schema = grammar.field, grammar.parts[0].get("json_schema")
+    field = grammar.field
+    schemas = [one["json_schema"] for one in grammar.parts if "json_schema" in one]
+    schema = schemas[0] if len(schemas) == 1 else schemas or None
     if re.search(r"too (big|large|many|complex)|fuel|limit", fault):
         return invalid(f"{field}: it is too large ({_line(fault)}): give a smaller one", field)
     if schema is None:

@@ -113,6 +113,7 @@ class SessionFields(_OpenAIOptions, total=False):
     skip_special_tokens: bool | None
     stop_token_ids: Sequence[int] | None
     stream: bool | None
+    structural_tag: Mapping[str, Any] | str | None
     structured_outputs: Mapping[str, Any] | BaseModel | None
     top_k: int | None
     truncate: Literal["oldest"] | None

@@ -8,19 +8,20 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from jobs.api import grammar
 from jobs.api.grammar import Grammar
-from jobs.api.wire import Text, Wire
+from jobs.api.wire import Text, Wire, to_invalid_request
 from jobs.errors import invalid
 
-# vLLM's former names: of a key of structured_outputs.
+# vLLM's other names: of a key of structured_outputs.
 FORMER_NAMES = {
     "guided_json": "json",
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
+    "structural_tag": "structural_tag",
 }
 MAX_CHOICES = 1024
 _JSON_KEYS = ("json", "json_object")
@@ -57,6 +58,32 @@ class ResponseFormat(Wire):
         return grammar.of_schema(schema, "response_format")
 
 
+class Structure(Wire):
+    """A part of a text: `begin`, JSON of the schema, `end`."""
+
+    begin: Annotated[Text, Field(min_length=1)]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    end: Text
+
+
+class StructuralTag(Wire):
+    """vLLM's structural tags in their first form: a text may have any of the structures, and each
+    begins where the text has one of the triggers."""
+
+    type: Literal["structural_tag"] = "structural_tag"
+    structures: Annotated[list[Structure], Field(min_length=1, max_length=MAX_CHOICES)]
+    triggers: Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1)]
+
+    def grammar(self, field: str) -> Grammar:
+        tags = []
+        for one in self.structures:
+            trigger = next((t for t in self.triggers if one.begin.startswith(t)), None)
+            if trigger is None:
+                raise invalid(f"{field}: {one.begin!r} begins with none of the triggers", field)
+            tags.append((trigger, one.begin, one.schema_, one.end))
+        return grammar.of_tags(tags, field)
+
+
 class StructuredOutputs(Wire):
     """vLLM's structured_outputs, without what `response_format` says: exactly one is given."""
 
@@ -68,6 +95,7 @@ class StructuredOutputs(Wire):
         | None
     ) = None
     grammar: Annotated[Text, Field(min_length=1)] | None = None
+    structural_tag: Annotated[Text, Field(min_length=1)] | None = None  # JSON
 
     @property
     def as_grammar(self) -> Grammar | None:
@@ -77,6 +105,9 @@ class StructuredOutputs(Wire):
             return grammar.of_choice(self.choice, "structured_outputs.choice")
         if self.grammar is not None:
             return grammar.of_grammar(self.grammar, "structured_outputs.grammar")
+        if self.structural_tag is not None:
+            field = "structured_outputs.structural_tag"
+            return _tag_of(self.structural_tag, field).grammar(field)
         return None
 
 
@@ -100,6 +131,9 @@ def merge_structured(data: dict[str, Any]) -> dict[str, Any]:
     elif not (options is None or options in ("", [])):
         data["structured_outputs"] = options  # its type is refused
     form = data.get("response_format")
+    if isinstance(form, dict) and form.get("type") == "structural_tag":
+        asked["response_format"] = ("structural_tag", data.pop("response_format"))
+        form = None
     kind = form.get("type") if isinstance(form, dict) else getattr(form, "type", None)
     names = [*asked, *(["response_format"] if kind not in (None, "text") else [])]
     if len(names) > 1:
@@ -111,6 +145,8 @@ def merge_structured(data: dict[str, Any]) -> dict[str, Any]:
         if key in _JSON_KEYS:
             data["response_format"] = _json_form(name, key, value)
         else:
+            if key == "structural_tag" and isinstance(value, dict):
+                value = json.dumps(value, ensure_ascii=False)
             data["structured_outputs"] = {key: value}
     return data
 
@@ -130,6 +166,19 @@ def _without_neutral(options: dict[str, Any]) -> dict[str, Any]:
         elif value is not None and not (key == "json_object" and value is False):
             kept[key] = value
     return kept
+
+
+def _tag_of(text: str, field: str) -> StructuralTag:
+    """Raises InvalidRequest, also for other forms of structural tags."""
+    try:
+        return StructuralTag.model_validate_json(text)
+    except ValidationError as error:
+        fault = to_invalid_request(error, StructuralTag)
+        raise invalid(
+            f"{field}: {fault.message}; it must be the JSON text of type, structures (each with "
+            "begin, schema and end) and triggers: other forms are not supported",
+            field,
+        ) from None
 
 
 def _json_form(name: str, key: str, value: Any) -> dict[str, Any]:

@@ -61,6 +61,7 @@ def _former_names() -> dict[str, Schema]:
         "regex": {"type": ["string", "null"]},
         "choice": {"type": ["array", "null"], "items": {"type": "string", "minLength": 1}},
         "grammar": {"type": ["string", "null"]},
+        "structural_tag": {"type": ["object", "string", "null"]},
     }
     former = {
         name: {**of_key[key], "deprecated": True, "description": f"Now structured_outputs.{key}."}

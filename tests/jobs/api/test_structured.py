@@ -130,6 +130,42 @@ def test_former_names_are_the_same_request() -> None:
     assert ChatRequest.parse(new.to_dict()).to_dict() == new.to_dict()
 
 
+TAGS: dict[str, Any] = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}],
+    "triggers": ["<f"],
+}
+
+
+def test_structural_tags_are_the_same_request_under_each_name() -> None:
+    requests = [
+        ChatRequest(**BASE, **fields).to_dict()
+        for fields in (
+            {"structural_tag": TAGS},
+            {"structural_tag": json.dumps(TAGS)},
+            {"structured_outputs": {"structural_tag": json.dumps(TAGS)}},
+            {"response_format": TAGS},
+        )
+    ]
+    assert all(request == requests[0] for request in requests)
+    form = ChatRequest.parse(requests[0]).form
+    assert form and form.field == "structured_outputs.structural_tag"
+
+
+@pytest.mark.parametrize(
+    ("tags", "fact"),
+    [
+        ({**TAGS, "triggers": ["<g"]}, "'<f>' begins with none of the triggers"),
+        ({**TAGS, "structures": []}, "structures is empty"),
+        ({"type": "structural_tag", "format": {}}, "other forms are not supported"),
+        ({**TAGS, "structures": [{**TAGS["structures"][0], "schema": {"not": {}}}]}, '"not"'),
+    ],
+)
+def test_structural_tags_that_can_not_be_kept_are_refused(tags: Any, fact: str) -> None:
+    with pytest.raises(InvalidRequest, match=fact):
+        ChatRequest(**BASE, structural_tag=tags)
+
+
 def test_a_form_that_asks_for_nothing_is_taken() -> None:
     for fields in (
         {"structured_outputs": {}},

@@ -265,6 +265,35 @@ def test_a_mask_excludes_ids_beyond_its_words() -> None:
     assert rows[0, model.tokenizer.vocab_size :].isinf().all()
 
 
+# --- structural tags ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "legal"),
+    [
+        ("no call at all, <fun", True),
+        ('so <function=f>{"a": 1}</function> and more', True),
+        ('<function=f>{"a": 1}</function><function=g>{"b": "x"}</function>', True),
+        ('<function=f>{"a": "x"', False),
+        ("<function=h", False),
+        ('<function=f>{"a": 1}</functiom', False),
+        ("<function=f>words", False),
+    ],
+)
+def test_text_is_free_up_to_a_trigger_and_holds_a_structure_behind_it(
+    qwen: Model, text: str, legal: bool
+) -> None:
+    def structure(name: str, key: str, kind: str) -> tuple[str, str, dict[str, Any], str]:
+        schema = {"type": "object", "properties": {key: {"type": kind}}, "required": [key]}
+        return "<function=", f"<function={name}>", schema, "</function>"
+
+    tags = [structure("f", "a", "integer"), structure("g", "b", "string")]
+    matcher = qwen.matcher(grammars.of_tags(tags, "structural_tag"))
+    assert qwen.follow(text, matcher) is legal
+    if legal:
+        assert qwen.legal(matcher) & qwen.ends  # as text, it may end anywhere
+
+
 # --- reasoning ------------------------------------------------------------------------------------
 
 TAGS = ReasoningTags("<think>", "</think>")
