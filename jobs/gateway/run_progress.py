@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from redis import Redis
 
-from jobs import keys
 from jobs.errors import JobError
 from jobs.results.files import Results
 from jobs.results.newest import newest_runs
 from jobs.results.run_json import RunJson
+from jobs.store.producer_lease import are_held
 from jobs.store.results_folder import read_id, read_record
 
 SHOWN = 100  # runs that are looked at, those that were written last
@@ -57,10 +57,7 @@ class RunReader:
         names = newest_runs(self._results)[:SHOWN] if self._is_of(redis) else []
         in_redis = sorted(unwritten)[:SHOWN]
         shown = list(dict.fromkeys([*in_redis, *names]))
-        pipeline = redis.pipeline(transaction=False)
-        for run in shown:
-            pipeline.exists(keys.producer(run))
-        held = pipeline.execute() if shown else []
+        held = are_held(redis, shown)
         deadline = time.monotonic() + READ_SECONDS
         known: dict[Path, _Counts] = {}
         found = []

@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -177,3 +178,11 @@ class ProducerLease:
 def is_held(run: str, deadline: float | None = None) -> Steps[bool]:
     """True while a process enqueues the rows of a run. An outage is waited out until `deadline`."""
     return bool((yield from retry(command("exists", keys.producer(run)), deadline)))
+
+
+def are_held(connected: redis.Redis, runs: Sequence[str]) -> list[bool]:
+    """`is_held` of several runs, at one moment. Raises redis.RedisError."""
+    pipeline = connected.pipeline(transaction=False)
+    for run in runs:
+        pipeline.exists(keys.producer(run))
+    return [bool(found) for found in pipeline.execute()]

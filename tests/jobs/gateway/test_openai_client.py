@@ -112,7 +112,8 @@ def test_calls_are_parsed_into_types_of_the_client() -> None:
     talk(worker, say)
     history = worker.requests[1].messages
     assert [one.role for one in history] == ["user", "assistant", "tool"]
-    (call,) = history[1].tool_calls or ()
+    assert history[1].tool_calls is not None
+    (call,) = history[1].tool_calls
     assert call.function.arguments == '{"a":17,"b":25}'
 
 
