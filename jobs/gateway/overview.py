@@ -34,7 +34,7 @@ from jobs.store.worker_status import WatchedWorker, WorkerStatus
 READ_SECONDS = 1.5  # between two reads
 WAIT_SECONDS = 10.0  # for Redis
 NEWEST = 100  # jobs that run, and that have ended, of all tenants, that are looked at
-SHOWN_JOBS = 20  # of each of these, for one tenant
+SHOWN_JOBS = 10  # of each of these, for one tenant
 SHOWN_RUNS = 12
 SHOWN_WORKERS = SHOWN_QUEUES = 200
 ENDED = (Status.FINISHED, Status.FAILED, Status.CANCELLED)

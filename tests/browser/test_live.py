@@ -36,6 +36,7 @@ MARKUP = "<img src=x onerror=window.broken=1><script>window.broken=1</script>"
 # Elements that reach beyond the page.
 WIDE = """[...document.querySelectorAll("body *")].filter(
     one => one.getBoundingClientRect().right > document.documentElement.clientWidth + 1
+        && !one.closest("thead")  // on phones it is clipped, for screen readers
 ).map(one => one.outerHTML.slice(0, 99))"""
 # Contrast of the visible texts with the background behind them, those below WCAG's level AA.
 PALE = """(() => {
@@ -183,7 +184,7 @@ def test_an_error_is_shown_and_the_message_is_kept(page: Page, site: Site, start
     site.worker()
     site.wait_for_workers()
     show(page, start())
-    choose(page, "temperature", "9")
+    choose(page, "temperature", "-1")
     say(page, "hello")
     page.wait("document.querySelector('.turn .problem')?.textContent.includes('temperature')")
     page.wait(IDLE)
