@@ -150,8 +150,9 @@ def pull_there(model: str, worker: str, redis_url: str, *, as_json: bool, quiet:
             if answer.final or not shows or done is None or total is None:
                 continue
             if progress is None:
-                echo(f"{name}: downloads {model}, {size_text(total)}", err=True)
-                progress = stack.enter_context(TaskProgress(model))
+                called = facts.get("model", model)
+                echo(f"{name}: downloads {called}, {size_text(total)}", err=True)
+                progress = stack.enter_context(TaskProgress(called))
             progress.update(done, total)
     if as_json:
         print_json({"worker": name, **facts})
