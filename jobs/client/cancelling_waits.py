@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 from redis import RedisError
@@ -10,6 +11,7 @@ from redis import RedisError
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.client.follow import OnRestart, follow_steps
+from jobs.client.job import AsyncJob
 from jobs.client.wait import GOES_ON, wait_for_result
 from jobs.errors import JobError, StreamRestarted, WaitTimeout
 from jobs.store.connection.protocol import Connection, Emitting, Steps, run_async, run_sync
@@ -110,4 +112,16 @@ async def cancelling_async(job_id: str, connection: Connection) -> AsyncIterator
     except BaseException:
         with suppress(JobError):
             await run_async(cancel(job_id), connection)
+        raise
+
+
+async def submitted(submit: Awaitable[AsyncJob]) -> AsyncJob:
+    """The job of a submit, which goes on in a thread if the task is cancelled: the job is then
+    cancelled when it is in Redis."""
+    submitting = asyncio.ensure_future(submit)
+    try:
+        return await asyncio.shield(submitting)
+    except asyncio.CancelledError:
+        with suppress(JobError):
+            await (await submitting).cancel()
         raise

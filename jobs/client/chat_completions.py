@@ -16,7 +16,12 @@ from jobs.api.caller import warn_caller
 from jobs.api.chunk import ChatChunk
 from jobs.api.params import CompletionFields
 from jobs.api.request import ChatRequest, IgnoredFieldWarning
-from jobs.client.cancelling_waits import answer_of, answer_of_async, follow_or_cancel
+from jobs.client.cancelling_waits import (
+    answer_of,
+    answer_of_async,
+    follow_or_cancel,
+    submitted,
+)
 from jobs.client.job import AsyncJob, Job
 from jobs.errors import JobError
 from jobs.store.connection.protocol import Connection, iterate_async, iterate_sync
@@ -142,7 +147,7 @@ class AsyncCompletions:
     ) -> ChatCompletion | AsyncChatStream:
         """Run one request, see `Completions.create`."""
         call = _read_call(bool(stream), fields)
-        job = await self._submit(call.request)
+        job = await submitted(self._submit(call.request))
         if stream:
             steps = follow_or_cancel(job.id, call.timeout)
             return AsyncChatStream(job, iterate_async(steps, self._connection))

@@ -329,6 +329,37 @@ def test_a_failed_job_raises_its_error(client: Client, worker: StepwiseWorker) -
             list(answer)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_task_that_is_cancelled_while_it_submits_leaves_no_job(
+    client: Client, redis_url: str, stream: bool
+) -> None:
+    arrived, going_on = threading.Event(), threading.Event()
+
+    async def ask() -> None:
+        async with AsyncClient(redis_url) as aclient:
+            submit = aclient._producer.submit
+
+            def held(*given: Any, **options: Any) -> Any:
+                job = submit(*given, **options)
+                arrived.set()
+                going_on.wait()
+                return job
+
+            aclient._producer.submit = held  # type: ignore[method-assign]
+            create = aclient.chat.completions.create
+            task = asyncio.create_task(create(model="demo", messages=MESSAGES, stream=stream))
+            await asyncio.to_thread(arrived.wait)
+            task.cancel()
+            await asyncio.sleep(0)
+            going_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(ask())
+    (job_id,) = all_jobs(client)
+    assert client.job(job_id).status() == Status.CANCELLED
+
+
 def test_the_asyncio_twin(client: Client, worker: StepwiseWorker, redis_url: str) -> None:
     async def ask() -> None:
         async with AsyncClient(redis_url) as aclient:
