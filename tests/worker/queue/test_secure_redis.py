@@ -267,7 +267,7 @@ def test_a_worker_without_its_rights_ends(server: EmbeddedRedis, tmp_path: Path)
 
 
 RUN_BY_CLIENTS_ALONE = {
-    *("enqueue", "requeue", "purge"),
+    *("enqueue", "requeue", "purge", "keep_response"),
     *("session_create", "session_cut", "session_replace"),
 }
 
