@@ -1,4 +1,4 @@
-"""What one gateway process has counted: its requests and their streams.
+"""Counts the requests and the streams of one gateway process.
 
 Owned by the event loop's thread. Labels are of limited number: paths are those of routes, and
 nothing names a tenant, a model or a job.

@@ -1,4 +1,4 @@
-"""What the page shows: queues, workers, models, runs and jobs, as JSON for each tenant.
+"""Makes the JSON that the page shows each tenant: queues, workers, models, runs and jobs.
 
 Redis is read with a connection that waits for no outage, at most once in READ_SECONDS for all who
 look, and only while somebody does. The reader is that of `chatjobs status`.

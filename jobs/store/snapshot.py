@@ -1,5 +1,5 @@
-"""What Redis says at one moment of workers, queues and rows, for people: `chatjobs status` prints
-it, and the page of the gateway shows it."""
+"""Reads workers, queues and rows at one moment: `chatjobs status` prints them, and the page of the
+gateway shows them."""
 
 from __future__ import annotations
 
