@@ -34,6 +34,8 @@ class ModelSpec:
     add_bos: bool | None = None
     tool_parser: str | None = None
     prompt_caches: tuple[Path, ...] = ()  # files of `chatjobs prompts save`
+    tensor_parallel: int = 1  # ranks that share the model
+    rank_cores: tuple[frozenset[int], ...] = ()  # of each rank; empty: all use those of the process
 
     def require_types(self) -> None:
         """Raise InvalidRequest for a value of another type, as a caller in Python may give it."""

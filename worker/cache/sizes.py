@@ -26,11 +26,17 @@ class Rewinding:
 
 
 class CacheSizes:
-    """Of the caches of a model, and of those of its draft if it has one."""
+    """Of the caches of a model, and of those of its draft if it has one. `ranks`: that have such
+    caches, of which the bytes are counted."""
 
     def __init__(
-        self, layers: Sequence[LayerCache], draft_layers: Sequence[LayerCache] = ()
+        self,
+        layers: Sequence[LayerCache],
+        draft_layers: Sequence[LayerCache] = (),
+        *,
+        ranks: int = 1,
     ) -> None:
+        self._ranks = ranks
         everything = [*layers, *draft_layers]
         self._all = [layer.bytes_for for layer in everything]
         self._by_position = [layer.bytes_for for layer in layers if layer.by_position]
@@ -44,7 +50,7 @@ class CacheSizes:
 
     def storage(self, slots: int, columns: int) -> int:
         """Bytes of the storage of so many slots of so many tokens."""
-        return sum(bytes_for(slots, columns) for bytes_for in self._all)
+        return self._ranks * sum(bytes_for(slots, columns) for bytes_for in self._all)
 
     def least(self, context: int) -> int:
         """Bytes that are kept for the cache of a model with such a context."""
@@ -52,8 +58,8 @@ class CacheSizes:
 
     def blocks(self, tokens: int) -> int:
         """Bytes of kept blocks of so many tokens."""
-        return sum(bytes_for(1, tokens) for bytes_for in self._by_position)
+        return self._ranks * sum(bytes_for(1, tokens) for bytes_for in self._by_position)
 
     def snapshot(self, end: int) -> int:
         """Bytes of a snapshot after `end` tokens."""
-        return sum(bytes_for(1, end) for bytes_for in self._at_end)
+        return self._ranks * sum(bytes_for(1, end) for bytes_for in self._at_end)

@@ -1,5 +1,5 @@
-"""The value of `chatjobs work --devices`: one device for each worker, such as `cuda:0,cuda:1`, or
-ranges of cores, such as `cpu:0-3,cpu:4-7`."""
+"""The value of `chatjobs work --devices`: one device for each worker, or for each rank of one,
+such as `cuda:0,cuda:1`, or ranges of cores, such as `cpu:0-3,cpu:4-7`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import click
 
 from jobs.errors import invalid
 
@@ -40,6 +42,30 @@ def parse_devices(text: str) -> tuple[WorkerDevice, ...]:
             _check_apart(other, device)
         devices.append(device)
     return tuple(devices)
+
+
+def cores_of_ranks(devices: Sequence[WorkerDevice], ranks: int) -> tuple[frozenset[int], ...]:
+    """The cores of each rank of --tensor-parallel; empty without --devices. Raises UsageError."""
+    if not devices:
+        return ()
+    if len(devices) != ranks:
+        raise click.UsageError(
+            f"--tensor-parallel {ranks} needs {ranks} devices, one for each rank; --devices has "
+            f"{len(devices)}"
+        )
+    cores = [device.cores for device in devices]
+    for device in devices:
+        if device.cores is None:
+            raise click.UsageError(
+                f"--tensor-parallel can't use {device.name!r}: it is for ranges of cores at "
+                "present, such as cpu:0-3,cpu:4-7; give each GPU a worker of its own"
+            )
+    if len({len(one) for one in cores if one}) > 1:
+        raise click.UsageError(
+            "--tensor-parallel needs the same number of cores for each rank: its ranks wait for "
+            "each other in every layer"
+        )
+    return tuple(one for one in cores if one is not None)
 
 
 def _parse(name: str) -> WorkerDevice:

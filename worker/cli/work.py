@@ -5,6 +5,7 @@ torch, redis and pyarrow are imported inside the command, so that `--help` stays
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from jobs.cli.output import echo, log_form, log_to_stderr
 from jobs.cli.stderr import keep_writing
 from jobs.errors import JobError
 from worker.cli.device_commands import worker_commands
-from worker.cli.devices import WorkerDevice, parse_devices
+from worker.cli.devices import WorkerDevice, cores_of_ranks, parse_devices
 from worker.cli.options import (
     Address,
     bos_option,
@@ -105,7 +106,16 @@ def _check_devices(
     callback=_check_devices,
     metavar="D,D",
     help="Run a worker for each device, and start it again when it dies: cuda:N, cpu, or cpu:A-B "
-    "for the cores A to B, separated by commas.",
+    "for the cores A to B, separated by commas. With --tensor-parallel: one worker on all of them.",
+)
+@click.option(
+    "--tensor-parallel",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Compute the model in N processes together, each with a part of the weights and the cache; "
+    "on the CPU. With --devices: one process on each of its ranges of cores.",
 )
 @click.option(
     "--memory",
@@ -248,6 +258,7 @@ def work(
     no_record: bool,
     device: str,
     devices: tuple[WorkerDevice, ...],
+    tensor_parallel: int,
     memory: MemoryAmount | None,
     host_memory: MemoryAmount | None,
     max_wait: float,
@@ -280,7 +291,7 @@ def work(
     seconds, then they are requeued, and rows have 3 more seconds to be written. A second signal
     stops the worker at once. No job and no row is lost.
 
-    With --devices this process has a worker process for each device, with the other options: it
+    With --devices, unless --tensor-parallel joins them, this process has a worker process for each device, with the other options: it
     starts one again that dies, hands signals down, and says with its exit code how they ended. A
     percentage of --memory is for all workers on the CPU together, one of --host-memory for all
     workers, and a size for each worker; the first worker takes the port of --http, each further one
@@ -313,6 +324,23 @@ def work(
     for option, given in (("--prompt-cache", prompt_caches), ("--state-dir", state_dir)):
         if given and prefix_cache == "off":
             raise click.UsageError(f"{option} needs --prefix-cache on: it feeds that cache")
+    rank_cores: tuple[frozenset[int], ...] = ()
+    if tensor_parallel > 1:
+        rank_cores, devices = cores_of_ranks(devices, tensor_parallel), ()
+        for option, given in (
+            ("several models", len(models) > 1),
+            ("--config", config is not None),
+            ("--upstream", upstream is not None),
+            ("--memory", memory is not None),
+            ("--state-dir", state_dir is not None),
+            ("--prompt-cache", prompt_caches),
+            ("--draft", draft is not None),
+            ("--quantize", quantize is not None),
+        ):
+            if given:
+                raise click.UsageError(
+                    f"--tensor-parallel can't be used with {option}: leave one of them out"
+                )
     options = ModelSpec(
         reference="",
         dtype=dtype,
@@ -328,6 +356,8 @@ def work(
         add_bos=add_bos,
         tool_parser=tool_parser,
         prompt_caches=prompt_caches,
+        tensor_parallel=tensor_parallel,
+        rank_cores=rank_cores,
     )
     specs = [replace(options, reference=reference) for reference in models]
     policies: dict[str, ResidencyPolicy] = {}
@@ -367,6 +397,9 @@ def work(
     except JobError as error:
         raise refusal(error) from None
     keep_writing()
+    if rank_cores:
+        os.sched_setaffinity(0, rank_cores[0])  # before torch starts threads
+        device = "cpu"
     if not commands and upstream is None:
         need_torch()
     from jobs.store.connection.connect import URL_VARIABLE

@@ -27,6 +27,7 @@ from worker.constraints.grammars import CompiledGrammar
 from worker.device import Device, Held, computing, threads_of
 from worker.engine.activations import measure_once
 from worker.engine.memory_meter import memory_meter
+from worker.engine.parallel import load_on_ranks
 from worker.engine.pipeline import Pipeline
 from worker.engine.recovery import Changes, first_line, reason_of
 from worker.engine.runner import Draw, ModelRunner, StorageError
@@ -37,6 +38,8 @@ from worker.engine.speculation import make_speculation
 from worker.loading.load import HostModels, LoadedModel, check_context, load, memory_named
 from worker.model_spec import ModelSpec
 from worker.processes.tuning import keep_memory
+from worker.ranks.leader import Ranks, RanksLost
+from worker.ranks.limits import require_parallel
 from worker.sampling.bad_words import bad_word_ids
 from worker.sampling.params import SamplingParams, resolve_params
 from worker.sampling.sampler import draw
@@ -64,6 +67,7 @@ class EngineCore:
         drafting: Drafting | None = None,
         on_work: Callable[[], None] = lambda: None,
         draw: Draw = draw,
+        ranks: Ranks | None = None,
     ) -> None:
         self.info: ModelInfo = loaded.info
         self.weight_bytes = self.info.weight_bytes + (drafting.weight_bytes if drafting else 0)
@@ -73,10 +77,11 @@ class EngineCore:
         self.vocab_size = loaded.model.vocab_size  # may be larger than the tokenizer's
         self.max_batch = slots.batch
         self.device = loaded.device
-        number = slots.batch + slots.paused + 1  # one for prompt caches
+        number = _slots_of_caches(slots)
         makers = loaded.model.make_caches, drafting.make_caches if drafting else list
+        count = 1 if ranks is None else ranks.ranks
         self.book = CacheBook(
-            CacheSizes(*[make() for make in makers]),
+            CacheSizes(*[make() for make in makers], ranks=count),
             max_slots=number,
             max_columns=context,
             share=share,
@@ -101,6 +106,7 @@ class EngineCore:
             drafting.model if drafting else None,
             draw=draw,
             on_unsaved=self.prefix.reset,
+            ranks=ranks,
         )
         self.speculation = make_speculation(
             drafting, self.book, self.runner.propose, limits.step_tokens, slots.batch
@@ -113,6 +119,7 @@ class EngineCore:
             speculation=self.speculation,
             not_finite=loaded.not_finite,
         )
+        self._threads = threads_of(self.info.weight_bytes) if ranks is None else ranks.threads
         self._meter = memory_meter(self.device)
         self.peak_bytes = 0  # of memory in use, in one of its steps
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
@@ -138,30 +145,43 @@ class EngineCore:
     ) -> EngineCore:
         """Load a model; `host` may have it. `interactive_slots`, `preempt`: see `Slots`; `draw`:
         see `ModelRunner`. Raises JobError."""
+        require_parallel(spec, device)
         with memory_named(spec.reference, device):
             drafting = drafting_of(spec, device, host)
-            loaded = load(spec, device, host)
-        if device.torch.type == "cpu":
-            keep_memory()
-        if spec.context is not None:
-            check_context(spec.context, loaded)
-        if device.budget is not None:
-            measure_once(loaded, spec)
-        batch = spec.max_batch
-        batch = devices.limits(device.torch).max_batch if batch is None else batch
-        context = spec.context or loaded.model.context_length
-        caches = loaded.model.make_caches(), drafting.make_caches() if drafting else ()
-        least = CacheSizes(*caches).least(context)
-        return cls(
-            loaded,
-            slots=Slots.share(batch, interactive_slots, preempt),
-            context=context,
-            share=device.share(spec.reference, least, spec.cache_bytes),
-            prefix_cache=spec.prefix_cache,
-            drafting=drafting,
-            on_work=on_work,
-            draw=draw,
-        )
+            if spec.tensor_parallel == 1:
+                loaded, ranks = load(spec, device, host), None
+            else:
+                loaded, ranks = load_on_ranks(spec, device)
+        try:
+            if device.torch.type == "cpu":
+                keep_memory()
+            if spec.context is not None:
+                check_context(spec.context, loaded)
+            if device.budget is not None:
+                measure_once(loaded, spec)
+            batch = spec.max_batch
+            batch = devices.limits(device.torch).max_batch if batch is None else batch
+            context = spec.context or loaded.model.context_length
+            slots = Slots.share(batch, interactive_slots, preempt)
+            if ranks is not None:
+                ranks.connect(_slots_of_caches(slots))
+            caches = loaded.model.make_caches(), drafting.make_caches() if drafting else ()
+            least = CacheSizes(*caches, ranks=spec.tensor_parallel).least(context)
+            return cls(
+                loaded,
+                slots=slots,
+                context=context,
+                share=device.share(spec.reference, least, spec.cache_bytes),
+                prefix_cache=spec.prefix_cache,
+                drafting=drafting,
+                on_work=on_work,
+                draw=draw,
+                ranks=ranks,
+            )
+        except BaseException:
+            if ranks is not None:
+                ranks.close()
+            raise
 
     @property
     def steps(self) -> int:
@@ -210,7 +230,7 @@ class EngineCore:
             cache=self.book.bytes_held,
             cache_limit=self.book.limit_bytes,
             cache_least=self.share.least,
-            threads=threads_of(self.info.weight_bytes),
+            threads=self._threads,
         )
 
     def add(self, sequences: Iterable[Sequence]) -> None:
@@ -254,6 +274,7 @@ class EngineCore:
         """Advance every scheduled sequence once. Returns False if there was nothing to run."""
         with self._computing(), self._changes.begin():
             try:
+                self.runner.require_ranks()
                 self._update_queue()
                 self._meter.begin()
                 step = self._pipeline.next()
@@ -267,6 +288,8 @@ class EngineCore:
                 self.runner.apply(self.book.take_changes())
             except StorageError as error:
                 self._plan_smaller(error)
+            except RanksLost:
+                raise
             except BaseException as error:  # one bad sequence must not fail the others
                 self._recover(error)
         return True
@@ -342,7 +365,7 @@ class EngineCore:
     def _computing(self) -> AbstractContextManager[None]:
         if self.device.type != "cpu":
             return nullcontext()
-        return computing(threads_of(self.info.weight_bytes))
+        return computing(self._threads)
 
     def _update_queue(self) -> None:
         """Queue what was submitted and remove what was cancelled since the last step."""
@@ -380,3 +403,7 @@ class EngineCore:
         (sequence,) = concerned
         sequence.fail(reason_of(error, sequence.length))
         self._scheduler.remove(sequence)
+
+
+def _slots_of_caches(slots: Slots) -> int:
+    return slots.batch + slots.paused + 1  # one for prompt caches

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from jobs.errors import invalid
 from worker.cache.changes import CacheChange, Resize, SaveBlocks, SaveSnapshot
 from worker.cache.copies import Copy
 from worker.cache.pool import CachePool
 from worker.cache.prefix_store import StateRef
 from worker.device import is_out_of_memory
 from worker.engine.plan import StepPlan
-from worker.layers.batch import Batch, Following
+from worker.layers.batch import Batch, Following, Span
 from worker.layers.transfer import read_back, take
 from worker.models.model import Model
+from worker.ranks.leader import Ranks
+from worker.ranks.messages import Change, Changed, Compute
 from worker.sampling.inputs import SamplingBatch, SamplingInput
 from worker.sampling.prompt_logits import Found, read_rows
 from worker.sampling.sampler import Drawn, StepResult, draw
@@ -61,7 +64,7 @@ class ModelRunner:
     """Owns a model, its draft model, their caches and the device; it decides nothing. Belongs to
     the thread that steps the engine. `draw`: draws the tokens, that of the sampler but in tests.
     `on_unsaved`: called when there was no memory for a state that should be kept, after all other
-    changes."""
+    changes. `ranks`: those that follow this one, in each change and in each forward pass."""
 
     def __init__(
         self,
@@ -72,14 +75,25 @@ class ModelRunner:
         *,
         draw: Draw = draw,
         on_unsaved: Callable[[], None] = lambda: None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model, self.pool, self.device = model, pool, device
         self.draft = None if draft is None else DraftRunner(draft, pool, device, model.vocab_size)
-        self._draw, self._on_unsaved = draw, on_unsaved
+        self._draw, self._on_unsaved, self._ranks = draw, on_unsaved, ranks
         self._batch: Batch | None = None  # of the last forward pass
 
     def apply(self, changes: Iterable[CacheChange]) -> None:
         """Change the caches. Raises StorageError if there is no memory for their storage."""
+        if self._ranks is None:
+            unsaved = self.change(changes)
+        else:
+            unsaved = self._change_all(self._ranks, tuple(changes))
+        if unsaved:
+            self._on_unsaved()
+
+    def change(self, changes: Iterable[CacheChange]) -> bool:
+        """Change the caches of this rank. Returns True if there was no memory for a state that
+        should be kept. Raises StorageError."""
         unsaved: BaseException | None = None
         for change in changes:
             try:
@@ -92,19 +106,53 @@ class ModelRunner:
                 unsaved = error
         if unsaved is not None:
             logger.warning("the state of a sequence can't be kept: %s", unsaved)
-            self._on_unsaved()
+        return unsaved is not None
+
+    def _change_all(self, ranks: Ranks, changes: tuple[CacheChange, ...]) -> bool:
+        """`change` on all ranks: what one of them lacks, all lack."""
+        if not changes:
+            return False
+        unsaved, lacking = False, None
+        with ranks.together():
+            ranks.send(Change(changes))
+            try:
+                unsaved = self.change(changes)
+            except StorageError as error:
+                lacking = error
+            for reply in ranks.replies():
+                assert isinstance(reply, Changed)
+                unsaved = unsaved or reply.unsaved
+                if lacking is None and reply.lacking is not None:
+                    lacking = StorageError(reply.lacking)
+                    lacking.__cause__ = MemoryError(reply.fact)
+        if lacking is not None:
+            raise lacking
+        return unsaved
 
     def forward(self, plan: StepPlan) -> Tensor:
         """Execute a plan up to its logits [rows that are wanted, vocab], which the next plan may
         overwrite."""
         self.apply(plan.changes)
-        self._batch = Batch.lay_out(plan.spans, self.device)
+        if self._ranks is None:
+            return self.compute(plan.spans)
+        with self._ranks.together():
+            self._ranks.send(Compute(plan.spans))
+            return self.compute(plan.spans)
+
+    def compute(self, spans: Sequence[Span]) -> Tensor:
+        """The forward pass of this rank. Returns what `forward` does, on the first rank."""
+        self._batch = Batch.lay_out(spans, self.device)
         return self.model(self._batch, self.pool.layers)
+
+    def require_ranks(self) -> None:
+        """Raises RanksLost if a rank has failed."""
+        if self._ranks is not None:
+            self._ranks.require()
 
     def follow(self, following: Following, token_ids: Tensor) -> Tensor:
         """Execute the step after the last one, which draws `token_ids`. Returns what `forward`
         does."""
-        assert self._batch is not None
+        assert self._batch is not None and self._ranks is None
         self._batch = self._batch.advanced(token_ids, following)
         return self.model(self._batch, self.pool.layers)
 
@@ -126,14 +174,27 @@ class ModelRunner:
 
     def put(self, state: StateRef, copy: Copy) -> None:
         """Keep a state that does not come from a slot."""
+        self._require_one_rank()
         self.pool.kept[state.number] = copy
 
     def copy_of(self, state: StateRef) -> Copy | None:
         """The tensors of a kept state; None if it was not saved, or not yet."""
+        self._require_one_rank()
         return self.pool.kept.get(state.number)
+
+    def _require_one_rank(self) -> None:
+        """Refuse to read or to give state of which each rank has a part. Raises JobError."""
+        if self._ranks is not None:
+            raise invalid(
+                "state of a model on several ranks can't be saved or loaded: load it without "
+                "tensor_parallel",
+                "tensor_parallel",
+            )
 
     def close(self) -> None:
         """Free the models and the caches."""
+        if self._ranks is not None:
+            self._ranks.close()
         self.pool.close()
         del self.model
         self.draft = self._batch = None

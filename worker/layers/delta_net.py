@@ -72,6 +72,7 @@ class GatedDeltaNet:
         eps: float,
         grouped: bool,
     ) -> None:
+        linears.shard.require_whole("its recurrent layers")
         self._hidden, self._shape, self._grouped = hidden, shape, grouped
         self._dtype, self._device = linears.dtype, linears.device
         heads = shape.value_heads

@@ -10,6 +10,7 @@ from worker.kernels import elementwise, library
 from worker.kernels import quantised as kernels
 from worker.kernels.library import TYPE_CODES
 from worker.layers.linear import Linear, LinearFactory
+from worker.layers.shard import WHOLE, Shard
 from worker.layers.weights.quantised_tensor import Compress, QuantisedTensor, Weight, place
 from worker.layers.weights.slot import WeightSlot
 
@@ -24,7 +25,7 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 class Embedding:
     """A table [vocab, hidden] indexed by token id. Of a quantised table, only the rows that are
-    used are dequantised."""
+    used are dequantised. Each of several ranks has a part of the rows."""
 
     def __init__(
         self,
@@ -33,9 +34,11 @@ class Embedding:
         dtype: torch.dtype,
         device: torch.device,
         compress: Compress | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
         self._shape, self._dtype, self._device = (vocab_size, hidden_size), dtype, device
-        self._compress = compress
+        self._compress, self._shard = compress, shard
+        self._rows = shard.padded_part(vocab_size)
         self._table: Weight = torch.empty(0, dtype=dtype, device=device)
 
     @property
@@ -47,10 +50,16 @@ class Embedding:
         """ids [tokens], which are in range → [tokens, hidden]."""
         table = self._table
         if not isinstance(table, QuantisedTensor):
-            return F.embedding(ids, table)
+            return F.embedding(ids, table) if self._shard.whole else self._of_ranks(ids, table)
         if self._unpacks(table):
             return kernels.rows(table.type.name, table.shape[1], table.blocks, ids, self._dtype)
         return table[ids].dequantise(self._dtype)
+
+    def _of_ranks(self, ids: Tensor, table: Tensor) -> Tensor:
+        """The rows of all ranks: each token is in the table of one."""
+        found = F.embedding((ids - self._rows.start).clamp(0, len(table) - 1), table)
+        others = (ids < self._rows.start) | (ids >= self._rows.stop)
+        return self._shard.sum(found.masked_fill(others[:, None], 0))
 
     def _unpacks(self, table: QuantisedTensor) -> bool:
         """True if a kernel reads rows of the table."""
@@ -70,15 +79,18 @@ class Embedding:
         def keep(table: Weight) -> None:
             # A tensor that has the right dtype already is kept as it is. On the CPU that is a view
             # of the mapped file: only the rows that are used become resident.
-            self._table = place(table, self._dtype, self._device)
+            # A head takes its part of the whole table itself.
+            mine = table if self._shard.whole else table[self._rows]
+            self._table = place(mine, self._dtype, self._device)
             for other in also:
-                other.fill(self._table)
+                other.fill(self._table if self._shard.whole else table)
 
         return WeightSlot(self._shape, load, load_quantised=keep)
 
 
 class Head:
-    """Hidden states → logits. If `tied`, its weight is the embedding's tensor."""
+    """Hidden states → logits. If `tied`, its weight is the embedding's tensor. Of several ranks,
+    the first one has all logits, and each other one those that it has computed."""
 
     def __init__(
         self,
@@ -89,11 +101,15 @@ class Head:
         linears: LinearFactory,
     ) -> None:
         self._embedding, self._tied = embedding, tied
-        self._linear: Linear = linears.column(hidden_size, vocab_size)
+        self._vocab_size, self._shard = vocab_size, linears.shard
+        self._linear: Linear = linears.vocabulary(hidden_size, vocab_size)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, hidden] → logits [rows, vocab], in the dtype of x."""
-        return self._linear(x)
+        logits = self._linear(x)
+        if self._shard.whole:
+            return logits
+        return self._shard.gather(logits)[:, : self._vocab_size]
 
     def weight_map(self, embedding_name: str, head_name: str) -> dict[str, WeightSlot]:
         """Slots of the embedding and the head by their checkpoint names."""

@@ -140,10 +140,10 @@ class ExpertFactory:
         return self._make(linear, in_features, out_features, bias)
 
     def row(self, in_features: int, out_features: int, *, bias: bool = False) -> ExpertLinears:
-        """Split by input features."""
+        """Split by input features. What ranks compute is not summed."""
 
         def linear() -> Linear:
-            return self.linears.row(in_features, out_features, bias=bias)
+            return self.linears.row(in_features, out_features, bias=bias, summed=False)
 
         return self._make(linear, in_features, (out_features,), bias)
 
@@ -152,6 +152,7 @@ class ExpertFactory:
     ) -> ExpertLinears:
         dtype, device = self.linears.dtype, self.linears.device
         if runs_grouped(self.linears.built_for or device):
+            self.linears.shard.require_whole("experts in one grouped product")
             return GroupedLinears(self.experts, in_features, parts, bias, dtype, device)
         return SeparateLinears([linear() for _ in range(self.experts)])
 

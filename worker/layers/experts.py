@@ -40,11 +40,13 @@ class Router:
         self._bias = (
             Parameter(experts, dtype=torch.float32, device=linears.device) if bias else None
         )
-        self._top_k, self._normalise = top_k, normalise
+        self._top_k, self._normalise, self._shard = top_k, normalise, linears.shard
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] → weights and expert indices, both [tokens, top_k]."""
-        logits, bias = self._linear(x), None if self._bias is None else self._bias.value
+        # Ranks may round differently, and must choose the same experts.
+        logits = self._shard.first(self._linear(x))
+        bias = None if self._bias is None else self._bias.value
         if library.serves(logits):
             return mixture.select(logits, bias, self._top_k, self._normalise)
         logits = logits.float() if bias is None else logits.float() + bias
@@ -80,7 +82,8 @@ def combine(outputs: Tensor, weights: Tensor, places: Tensor) -> Tensor:
 class Experts:
     """`count` gated MLPs of `inner` channels, run on the tokens that the router assigns to them.
 
-    `gate` joins the gate and up channels. `stacked` maps tensors that hold one projection of all
+    `gate` joins the gate and up channels. Each of several ranks has a part of the channels of every
+    expert. `stacked` maps tensors that hold one projection of all
     experts, [count, rows, columns], to the parts of those rows. A checkpoint may have these instead
     of one tensor per expert and part.
     """
@@ -96,7 +99,7 @@ class Experts:
         *,
         bias: bool = False,
     ) -> None:
-        self._count = count
+        self._count, self._shard = count, linears.shard
         self._gate, self._stacked_names = gate, stacked
         factory = ExpertFactory(count, linears)
         self.gate_up = factory.column(hidden, inner, inner, bias=bias)
@@ -108,7 +111,8 @@ class Experts:
         rows, places, counts = (mixture.group if by_kernels else group)(experts, self._count)
         gate, up = self.gate_up(x.index_select(0, rows), counts).chunk(2, dim=-1)
         outputs = self.down(self._gate(gate, up), counts)
-        return (mixture.combine if by_kernels else combine)(outputs, weights, places)
+        y = (mixture.combine if by_kernels else combine)(outputs, weights, places)
+        return self._shard.sum(y)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         """One set of slots per expert, each with its place in a stacked tensor."""

@@ -1,8 +1,9 @@
 """Linear layers: shape, split direction and checkpoint slots. The storage is a `LinearWeight`.
 
 A model makes its linears through `LinearFactory`, whose methods name the direction in which tensor
-parallelism may split the weight. All linears are computed whole at present. The factory chooses a
-linear's storage when its checkpoint tensors are there, by what they hold.
+parallelism splits the weight. With several ranks, slots take whole checkpoint tensors and keep the
+part of this rank. The factory chooses a linear's storage when its checkpoint tensors are there, by
+what they hold.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from enum import Enum
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from worker.layers.shard import WHOLE, Shard
 from worker.layers.weights.linear_weight import LinearWeight
 from worker.layers.weights.quantised_tensor import Compress, QuantisedTensor, Weight
 from worker.layers.weights.slot import WeightSlot
@@ -32,10 +35,35 @@ class Split(Enum):
     REPLICATED = "replicated"  # not split: every rank holds the whole weight
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The part of one merged tensor [out_features, in_features] that a rank has. `padding`: rows of
+    zeros below it."""
+
+    rows: slice
+    columns: slice
+    padding: int = 0
+
+    @property
+    def count(self) -> int:
+        """Its rows."""
+        return self.rows.stop - self.rows.start + self.padding
+
+    def weight(self, tensor: Tensor) -> Tensor:
+        part = tensor[self.rows, self.columns].contiguous()
+        return F.pad(part, (0, 0, 0, self.padding)) if self.padding else part
+
+    def bias(self, tensor: Tensor) -> Tensor:
+        part = tensor[self.rows]
+        return F.pad(part, (0, self.padding)) if self.padding else part
+
+
 class Linear:
     """y = x Wᵀ + b, with W [sum(parts), in_features] merged from one or more checkpoint tensors.
 
-    `parts` are the output features of the merged tensors in order (q, k, v or gate, up).
+    `parts` are the output features of the merged tensors in order (q, k, v or gate, up). `cuts`:
+    the part of each that this rank has; None: all of it. `summed`: the ranks' outputs are summed
+    here.
     """
 
     def __init__(
@@ -45,17 +73,24 @@ class Linear:
         split: Split,
         store: Store,
         bias: Tensor | None,
+        *,
+        shard: Shard = WHOLE,
+        cuts: Sequence[Cut] | None = None,
+        summed: bool = False,
     ) -> None:
         self.in_features, self.out_features = in_features, sum(parts)
         self.parts, self.split = parts, split
         self._store, self._bias = store, bias
+        self._shard, self._cuts, self._summed = shard, cuts, summed
         self._arrived: dict[int, Weight] = {}  # until all parts are there
         self._weight: LinearWeight | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, in_features] → [rows, out_features], in the layer's dtype."""
+        """x [rows, in_features] → [rows, out_features], in the layer's dtype; of several ranks,
+        with the features that this one has."""
         assert self._weight is not None, "the weight is not loaded"
-        return self._weight(x, self._bias)
+        y = self._weight(x, self._bias)
+        return self._shard.sum(y) if self._summed else y
 
     @property
     def weight(self) -> LinearWeight | None:
@@ -71,6 +106,9 @@ class Linear:
         """Slot of one merged tensor [parts[part], in_features]."""
 
         def load(tensor: Weight) -> None:
+            if self._cuts is not None:
+                assert isinstance(tensor, Tensor), "quantised blocks are not split"
+                tensor = self._cuts[part].weight(tensor)
             self._arrived[part] = tensor
             if len(self._arrived) == len(self.parts):
                 arrived, self._arrived = self._arrived, {}
@@ -93,11 +131,14 @@ class Linear:
     def bias_slot(self, part: int = 0) -> WeightSlot:
         """Slot of one merged bias [parts[part]]."""
         assert self._bias is not None
-        start = sum(self.parts[:part])
-        target = self._bias[start : start + self.parts[part]]
+        sizes = self.parts if self._cuts is None else [cut.count for cut in self._cuts]
+        target = self._bias[sum(sizes[:part]) : sum(sizes[: part + 1])]
 
         def load(tensor: Tensor) -> None:
-            target.copy_(tensor)
+            if self._cuts is None:
+                target.copy_(tensor)
+            elif self.split is Split.COLUMN or self._shard.rank == 0:  # others would add it again
+                target.copy_(self._cuts[part].bias(tensor))
 
         return WeightSlot((self.parts[part],), load)
 
@@ -107,30 +148,93 @@ class LinearFactory:
     """Makes all linears of one model, in its dtype and on its device. `compress` is applied to the
     plain weights of all but the replicated ones. `built_for`: the device whose layouts are chosen,
     if `device` only stands in for it. Blocks of types that no kernel multiplies with are
-    re-encoded, unless `keep_quantised`."""
+    re-encoded, unless `keep_quantised`. `shard`: the part of the model that is made."""
 
     dtype: torch.dtype
     device: torch.device
     compress: Compress | None = None
     built_for: torch.device | None = None
     keep_quantised: bool = False
+    shard: Shard = WHOLE
 
-    def column(self, in_features: int, *out_features: int, bias: bool = False) -> Linear:
-        """A linear split by output features. Several `out_features` are merged into one product."""
-        return self._make(in_features, out_features, Split.COLUMN, bias)
+    def column(
+        self,
+        in_features: int,
+        *out_features: int,
+        bias: bool = False,
+        heads: Sequence[int] | None = None,
+    ) -> Linear:
+        """A linear split by output features. Several `out_features` are merged into one product.
+        `heads`: in how many each of them consists, which stay whole; ranks share those after the
+        first where there are fewer. Raises Indivisible."""
+        cuts = None
+        if not self.shard.whole:
+            named = "channels" if heads is None else "heads"
+            cuts = [
+                Cut(
+                    self.shard.part(size, count, named, replicate=heads is not None and index > 0),
+                    slice(None),
+                )
+                for index, (size, count) in enumerate(
+                    zip(out_features, out_features if heads is None else heads, strict=True)
+                )
+            ]
+        return self._make(in_features, out_features, Split.COLUMN, bias, cuts)
 
-    def row(self, in_features: int, out_features: int, *, bias: bool = False) -> Linear:
-        """A linear split by input features: it reads what a column-split linear wrote."""
-        return self._make(in_features, (out_features,), Split.ROW, bias)
+    def vocabulary(self, in_features: int, out_features: int) -> Linear:
+        """A linear split by output features, which need not divide: each rank has the same number,
+        and those beyond `out_features` are 0."""
+        shard, cuts = self.shard, None
+        if not shard.whole:
+            rows = shard.padded_part(out_features)
+            padding = shard.padded_length(out_features) - (rows.stop - rows.start)
+            cuts = [Cut(rows, slice(None), padding)]
+        return self._make(in_features, (out_features,), Split.COLUMN, False, cuts)
+
+    def row(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        heads: int | None = None,
+        summed: bool = True,
+    ) -> Linear:
+        """A linear split by input features: it reads what a column-split linear wrote. `heads`: in
+        how many these consist. Unless `summed`, the caller sums what the ranks compute. Raises
+        Indivisible."""
+        cuts = None
+        if not self.shard.whole:
+            named = "channels" if heads is None else "heads"
+            columns = self.shard.part(in_features, heads or in_features, named)
+            cuts = [Cut(slice(0, out_features), columns)]
+        return self._make(in_features, (out_features,), Split.ROW, bias, cuts, summed=summed)
 
     def replicated(self, in_features: int, out_features: int) -> Linear:
         """A linear that every rank computes whole (routers, gates)."""
-        return self._make(in_features, (out_features,), Split.REPLICATED, bias=False)
+        return self._make(in_features, (out_features,), Split.REPLICATED, False, None)
 
-    def _make(self, in_features: int, parts: tuple[int, ...], split: Split, bias: bool) -> Linear:
-        zeros = torch.zeros(sum(parts), dtype=self.dtype, device=self.device) if bias else None
-        whole = split is Split.REPLICATED
-        return Linear(in_features, parts, split, self._store if whole else self._compressed, zeros)
+    def _make(
+        self,
+        in_features: int,
+        parts: tuple[int, ...],
+        split: Split,
+        bias: bool,
+        cuts: Sequence[Cut] | None,
+        *,
+        summed: bool = False,
+    ) -> Linear:
+        rows = sum(parts) if cuts is None else sum(cut.count for cut in cuts)
+        return Linear(
+            in_features,
+            parts,
+            split,
+            self._store if split is Split.REPLICATED else self._compressed,
+            torch.zeros(rows, dtype=self.dtype, device=self.device) if bias else None,
+            shard=self.shard,
+            cuts=cuts,
+            summed=summed and not self.shard.whole,
+        )
 
     def _compressed(self, parts: Sequence[Weight]) -> LinearWeight:
         if self.compress is None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.kernels import elementwise, gpu, library
+from worker.layers.shard import Shard
 from worker.layers.weights.slot import Parameter, WeightSlot
 
 
@@ -95,3 +96,26 @@ class ZeroCentredRMSNorm:
             self._weight.copy_(tensor.float() + 1)
 
         return WeightSlot((self.size,), load)
+
+
+class WholeNorm:
+    """A norm over the channels of all heads [tokens, size], of which each rank has a part. Ranks
+    that replicate heads count alike, so the mean over the ranks is that of all channels."""
+
+    def __init__(self, make: MakeNorm, size: int, heads: int, shard: Shard) -> None:
+        self._size, self._shard = size, shard
+        self._part = shard.part(size, heads, "heads", replicate=True)
+        self._norm = make(self._part.stop - self._part.start)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [tokens, channels of this rank] → the same shape and dtype."""
+        if self._shard.whole:
+            return self._norm(x)
+        weight, eps = self._norm.factors()
+        wide = x.float()
+        mean = self._shard.sum(wide.square().mean(-1, keepdim=True)) / self._shard.ranks
+        return (wide * torch.rsqrt(mean + eps) * weight.float()).to(x.dtype)
+
+    def weight_slot(self) -> WeightSlot:
+        slot = self._norm.weight_slot()
+        return WeightSlot((self._size,), lambda tensor: slot.fill(tensor[self._part]))

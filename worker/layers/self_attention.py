@@ -13,8 +13,9 @@ from worker.layers.attention import attend
 from worker.layers.batch import Batch
 from worker.layers.kv_cache import KVCache
 from worker.layers.linear import LinearFactory
-from worker.layers.norm import MakeNorm
+from worker.layers.norm import MakeNorm, WholeNorm
 from worker.layers.rope import Rotation
+from worker.layers.shard import Shard
 from worker.layers.weights.slot import Parameter, WeightSlot
 
 
@@ -25,6 +26,15 @@ class HeadShape:
     heads: int
     kv_heads: int
     dim: int
+
+    def part(self, shard: Shard) -> HeadShape:
+        """The heads of one rank; key-value heads are replicated where there are fewer of them than
+        ranks. Raises Indivisible."""
+        if shard.whole:
+            return self
+        shard.part(self.heads, self.heads, "attention heads")
+        kv_heads = shard.part(self.kv_heads, self.kv_heads, "key-value heads", replicate=True)
+        return HeadShape(self.heads // shard.ranks, kv_heads.stop - kv_heads.start, self.dim)
 
 
 class SelfAttention:
@@ -55,19 +65,31 @@ class SelfAttention:
         merged: bool = False,
         sinks: bool = False,
     ) -> None:
-        self._shape, self._bias, self._gated, self._merged = shape, bias, gated, merged
+        self._shape, shard = shape.part(linears.shard), linears.shard
+        self._bias, self._gated, self._merged = bias, gated, merged
         self._out_bias = bias if out_bias is None else out_bias
         self._cap, self._rotary = cap, rotary
         self._scale = shape.dim**-0.5 if scale is None else scale
         q, kv = shape.heads * shape.dim, shape.kv_heads * shape.dim
-        self._qkv = linears.column(hidden, 2 * q if gated else q, kv, kv, bias=bias)
-        self._out = linears.row(q, hidden, bias=self._out_bias)
-        self._sinks = (
-            Parameter(shape.heads, dtype=torch.float32, device=linears.device) if sinks else None
+        self._qkv = linears.column(
+            hidden,
+            *(2 * q if gated else q, kv, kv),
+            bias=bias,
+            heads=(shape.heads, shape.kv_heads, shape.kv_heads),
         )
-        self._norm_per_head = norm_per_head
-        self._q_norm = norm(shape.dim if norm_per_head else q) if norm else None
-        self._k_norm = norm(shape.dim if norm_per_head else kv) if norm else None
+        self._out = linears.row(q, hidden, bias=self._out_bias, heads=shape.heads)
+        self._sinks = None
+        if sinks:
+            part = None if shard.whole else shard.part(shape.heads, shape.heads, "heads")
+            self._sinks = Parameter(
+                shape.heads, dtype=torch.float32, device=linears.device, part=part
+            )
+        self._norms = (norm(shape.dim), norm(shape.dim)) if norm and norm_per_head else None
+        self._whole_norms = (
+            (WholeNorm(norm, q, shape.heads, shard), WholeNorm(norm, kv, shape.kv_heads, shard))
+            if norm and not norm_per_head
+            else None
+        )
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: KVCache, batch: Batch) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -87,13 +109,10 @@ class SelfAttention:
 
     def _prepare(self, q: Tensor, k: Tensor, rotate: Rotation) -> tuple[Tensor, Tensor]:
         """Norms and rotary positions of queries and keys."""
-        norms = None
-        if self._q_norm is not None and self._k_norm is not None:
-            if self._norm_per_head:
-                norms = self._q_norm, self._k_norm
-            else:
-                q = self._q_norm(q.flatten(1)).view(q.shape)
-                k = self._k_norm(k.flatten(1)).view(k.shape)
+        norms = self._norms
+        if self._whole_norms is not None:
+            q_norm, k_norm = self._whole_norms
+            q, k = q_norm(q.flatten(1)).view(q.shape), k_norm(k.flatten(1)).view(k.shape)
         rotation = rotate if self._rotary else None
         on_gpu = gpu.serves(q)
         if (norms or rotation) and self._shape.dim <= MAX_HEAD and (on_gpu or library.serves(q)):
@@ -130,7 +149,8 @@ class SelfAttention:
                 slots[f"{prefix}.{name}.bias"] = linear.bias_slot(part)
         if self._sinks is not None:
             slots[f"{prefix}.sinks"] = self._sinks.slot()
-        if self._q_norm is not None and self._k_norm is not None:
-            slots[f"{prefix}.q_norm.weight"] = self._q_norm.weight_slot()
-            slots[f"{prefix}.k_norm.weight"] = self._k_norm.weight_slot()
+        for norms in (self._norms, self._whole_norms):
+            if norms is not None:
+                slots[f"{prefix}.q_norm.weight"] = norms[0].weight_slot()
+                slots[f"{prefix}.k_norm.weight"] = norms[1].weight_slot()
         return slots

@@ -18,7 +18,7 @@ from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from worker.backend import ModelInfo
 from worker.checkpoint import weights
-from worker.checkpoint.config import GenerationDefaults
+from worker.checkpoint.config import GenerationDefaults, ModelConfig
 from worker.checkpoint.headers import Checkpoint
 from worker.checkpoint.source import ModelSource
 from worker.checkpoint.tokenizer import Tokenizer
@@ -26,6 +26,7 @@ from worker.constraints.grammars import CompiledGrammar, Grammars, of_request
 from worker.constraints.reasoning import Thinking, by_harmony, by_tags, literal
 from worker.constraints.vocabulary import grammar_vocabulary
 from worker.device import Device, device_name, is_out_of_memory
+from worker.layers.shard import WHOLE, Shard
 from worker.layers.transfer import is_accelerator
 from worker.layers.weights.compression import compression_of
 from worker.layers.weights.storage import ProductKind
@@ -174,9 +175,22 @@ def _inside(tags: ReasoningTags, prompt: Prompt) -> bool:
 HostModels = HostMemory[LoadedModel]
 
 
-def load(spec: ModelSpec, device: Device, host: HostModels | None = None) -> LoadedModel:
+def build_model(config: ModelConfig, tied: bool, place: Placement, weights_of: Checkpoint) -> Model:
+    """A model with the weights of a checkpoint that preflight has checked; of several ranks, the
+    part of one. Raises JobError."""
+    model = FAMILIES[config.model_type](config.fields, tied, place)
+    weights.load(model.weight_map(), weights_of, config.quantization)
+    return model
+
+
+def load(
+    spec: ModelSpec,
+    device: Device,
+    host: HostModels | None = None,
+    split: Callable[[Preflight], Shard] | None = None,
+) -> LoadedModel:
     """Check everything that can be checked, then read the weights. A model that `host` has is not
-    read again. Raises JobError."""
+    read again. `split`: called after the checks; returns the part that is read. Raises JobError."""
     kept = None if host is None else host.take(spec)
     if kept is not None:
         logger.info("%s comes from host memory", spec.reference)
@@ -197,17 +211,14 @@ def load(spec: ModelSpec, device: Device, host: HostModels | None = None) -> Loa
             logger.info("%s: %s", spec.reference, checked.how)
         files = stamps_of(_files_of(source, spec, checkpoint))
 
-        def build(weights_of: Checkpoint) -> Model:
-            place = Placement(
-                checked.dtype,
-                device.torch,
-                compression.apply if compression else None,
-                keep_quantised=spec.keep_quantised,
-            )
-            config = described.config
-            model = FAMILIES[config.model_type](config.fields, checked.tied, place)
-            weights.load(model.weight_map(), weights_of, config.quantization)
-            return model
+        place = Placement(
+            checked.dtype,
+            device.torch,
+            compression.apply if compression else None,
+            keep_quantised=spec.keep_quantised,
+            shard=split(checked) if split else WHOLE,
+        )
+        build = partial(build_model, described.config, checked.tied, place)
 
         copied = None
         nbytes = sum(one.end - one.begin for one in checkpoint.tensors.values())

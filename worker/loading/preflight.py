@@ -14,7 +14,7 @@ from math import prod
 import torch
 from gguf import GGMLQuantizationType
 
-from jobs.errors import JobError
+from jobs.errors import JobError, invalid
 from worker.checkpoint import weights
 from worker.checkpoint.config import ModelConfig
 from worker.checkpoint.dtypes import name_of
@@ -22,8 +22,10 @@ from worker.checkpoint.headers import Headers, TensorHeader
 from worker.checkpoint.quantization import DEQUANTISED
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import Device, choose_dtype
+from worker.gguf.read.source import GgufSource
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import WindowKVCache
+from worker.layers.shard import Indivisible, Shard
 from worker.layers.weights import storage
 from worker.layers.weights.compression import Compression, compression_of
 from worker.layers.weights.quantised_tensor import bytes_of, stays_quantised
@@ -143,10 +145,12 @@ def _preflight(
 ) -> Preflight:
     config, compression = model.config, compression_of(spec.quantize)
     quantization, place = config.quantization, device.torch
+    if spec.tensor_parallel > 1:
+        _require_plain(model)
     tied = weights.is_tied(config.tied, headers, quantization)
     stored = headers.dtype({quantization.dtype} if quantization else ()) or DEQUANTISED
     chosen = choose_dtype(spec.dtype, stored, place)
-    shape = _shape(config, tied, chosen, place)
+    shape = _shape(config, tied, chosen, place, spec.tensor_parallel)
     tokenizer = model.tokenizer.limited_to(shape.vocab_size)
     slots = shape.weight_map()
     found = weights.check(slots, headers, quantization)
@@ -196,7 +200,9 @@ def _preflight(
         longest=bisect_right(
             range(1, shape.context_length + 1),
             cache_bytes,
-            key=lambda tokens: sum(cache.bytes_for(1, tokens) for cache in caches),
+            key=lambda tokens: (
+                spec.tensor_parallel * sum(cache.bytes_for(1, tokens) for cache in caches)
+            ),
         ),
         free_bytes=free,
         caches=caches,
@@ -248,6 +254,21 @@ def _product(
     return storage.product_kind(kind, slot.shape[-1], dtype, device, keep_quantised)
 
 
+def _require_plain(model: ModelDescription) -> None:
+    """Refuse weights that can't be split over ranks. Raises JobError (invalid_request)."""
+    kind = None
+    if isinstance(model.source, GgufSource):
+        kind = "a GGUF file, whose blocks would be sliced"
+    elif model.config.quantization is not None:
+        kind = f"stored in {model.config.quantization.name}"
+    if kind is not None:
+        raise invalid(
+            f"tensor_parallel can't split {model.source.reference}: it is {kind}; use safetensors "
+            "with plain weights, or one rank",
+            "tensor_parallel",
+        )
+
+
 def smallest_window(config: ModelConfig, device: torch.device) -> int | None:
     """Tokens of the model's smallest sliding window; None: it has none. Raises JobError
     (unsupported_model)."""
@@ -256,11 +277,18 @@ def smallest_window(config: ModelConfig, device: torch.device) -> int | None:
     return min(windows, default=None)
 
 
-def _shape(config: ModelConfig, tied: bool, dtype: torch.dtype, device: torch.device) -> Model:
-    """The model without memory, as it is built for a device."""
-    place = Placement(dtype, torch.device("meta"), built_for=device)
+def _shape(
+    config: ModelConfig, tied: bool, dtype: torch.dtype, device: torch.device, ranks: int = 1
+) -> Model:
+    """The model without memory, as it is built for a device; of several ranks, the part of the
+    first one."""
+    place = Placement(dtype, torch.device("meta"), built_for=device, shard=Shard(ranks=ranks))
     try:
         return FAMILIES[config.model_type](config.fields, tied, place)
+    except Indivisible as error:
+        raise invalid(
+            f"tensor_parallel {ranks}: {config.fields.where}: {error}", "tensor_parallel"
+        ) from None
     except RuntimeError as error:  # torch's, if the product of two sizes overflows
         fact = str(error).splitlines()[0]
         raise config.fields.error(f"its sizes make impossible tensors ({fact})") from None

@@ -75,6 +75,7 @@ class Engine:
         chat_template: str | Path | None = None,
         add_bos: bool | None = None,
         tool_parser: str | None = None,
+        tensor_parallel: int = 1,
     ) -> Engine:
         """Load a model: a folder, a GGUF file, a Hugging Face repo id
         (`org/name[:quantisation][@revision]`) or `demo`.
@@ -95,7 +96,9 @@ class Engine:
         template to use instead of the model's own. tool_parser: syntax of the model's tool calls
         (hermes, llama3_json, pythonic or qwen3_coder), by default the one that its template writes.
         add_bos: whether prompts begin with the BOS token if the template doesn't write it; by
-        default as a GGUF file says, and not for other models.
+        default as a GGUF file says, and not for other models. tensor_parallel: number of processes
+        that compute the model together, on the CPU: this one and children of it, which end with
+        the engine (docs/parallel.md).
         Raises JobError.
         """
         spec = ModelSpec(
@@ -113,6 +116,7 @@ class Engine:
             chat_template=None if chat_template is None else template_path(chat_template),
             add_bos=add_bos,
             tool_parser=tool_parser,
+            tensor_parallel=tensor_parallel,
         )
         spec.require_types()
         return cls(EngineCore.load(spec, device=Device(choose_device(device))))

@@ -23,6 +23,7 @@ from worker.layers.norm import MakeNorm, Norm, RMSNorm, ZeroCentredRMSNorm
 from worker.layers.replay import Inputs, Replay
 from worker.layers.rope import Rope, Rotation
 from worker.layers.self_attention import HeadShape
+from worker.layers.shard import WHOLE, Shard
 from worker.layers.weights.quantised_tensor import Compress
 from worker.layers.weights.slot import WeightSlot
 from worker.models.config_fields import Fields
@@ -33,18 +34,24 @@ class Placement:
     """Dtype and device of a model's weights, and factories for the layers that depend on them.
     `compress` is applied to the matrices of linears and the embedding. `built_for`: the device
     whose layouts the weights have, if `device` only stands in for it. `keep_quantised`: as of
-    `LinearFactory`."""
+    `LinearFactory`. `shard`: the part of the model that is made."""
 
     dtype: torch.dtype
     device: torch.device
     compress: Compress | None = None
     built_for: torch.device | None = None
     keep_quantised: bool = False
+    shard: Shard = WHOLE
 
     @property
     def linears(self) -> LinearFactory:
         return LinearFactory(
-            self.dtype, self.device, self.compress, self.built_for, self.keep_quantised
+            self.dtype,
+            self.device,
+            self.compress,
+            self.built_for,
+            self.keep_quantised,
+            self.shard,
         )
 
     def norm(self, eps: float) -> MakeNorm:
@@ -56,6 +63,7 @@ class Placement:
         return lambda size: ZeroCentredRMSNorm(size, eps, self.device)
 
     def kv_cache(self, shape: HeadShape, window: int | None = None) -> LayerCache:
+        shape = shape.part(self.shard)
         if window is None:
             return FullKVCache(shape.kv_heads, shape.dim, self.dtype, self.device)
         return WindowKVCache(shape.kv_heads, shape.dim, window, self.dtype, self.device)
@@ -197,12 +205,15 @@ class Decoder:
         self.vocab_size, self.context_length = vocab_size, context_length
         self._logit_cap, self._logit_divisor = logit_cap, logit_divisor
         self._embed_scale = embed_scale and torch.tensor(embed_scale).to(place.dtype).item()
-        self._embed = Embedding(vocab_size, hidden_size, place.dtype, place.device, place.compress)
+        self._embed = Embedding(
+            vocab_size, hidden_size, place.dtype, place.device, place.compress, place.shard
+        )
         self._layers, self._norm = layers, norm
         self._ropes = list(dict.fromkeys(layer.rope for layer in layers))
         self.stretched = any(rope.stretched for rope in self._ropes)
         self._head = Head(self._embed, vocab_size, hidden_size, tied, place.linears)
-        self._replay, self._graphs = Replay(), Graphs()
+        self._records = place.shard.whole  # exchanges of ranks are no kernels
+        self.forget_steps()
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         inputs = self._inputs(batch, 1)
@@ -271,7 +282,7 @@ class Decoder:
         return tuple(rope.variant(prompt_length) for rope in self._ropes)
 
     def forget_steps(self) -> None:
-        self._replay, self._graphs = Replay(), Graphs()
+        self._replay, self._graphs = Replay(records=self._records), Graphs()
 
     def make_caches(self) -> list[LayerCache]:
         return [layer.make_cache() for layer in self._layers]

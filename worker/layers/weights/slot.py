@@ -53,14 +53,21 @@ class WeightSlot:
 
 
 class Parameter:
-    """A plain tensor that one checkpoint tensor fills (norm weights)."""
+    """A plain tensor that one checkpoint tensor fills (norm weights), or a part of one."""
 
-    def __init__(self, *shape: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        *shape: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        part: slice | None = None,
+    ) -> None:
         self.value = torch.empty(0, dtype=dtype, device=device)
-        self._shape = shape
+        self._shape, self._part = shape, part
 
     def slot(self) -> WeightSlot:
         return WeightSlot(self._shape, self._load)
 
     def _load(self, tensor: torch.Tensor) -> None:
-        self.value = tensor.to(device=self.value.device, dtype=self.value.dtype)
+        part = tensor if self._part is None else tensor[self._part]
+        self.value = part.to(device=self.value.device, dtype=self.value.dtype)

@@ -1,0 +1,142 @@
+"""Models that are split over ranks, against the same models whole, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jobs.errors import InvalidRequest
+from tests.worker.checkpoints import make_checkpoint
+from tests.worker.models.variants import CASES
+from tests.worker.ranks.threads import load_part, on_ranks, parts_of
+from worker.device import Device
+from worker.layers.batch import Batch, Span
+from worker.layers.linear import Linear
+from worker.layers.shard import WHOLE, Shard
+from worker.loading.load import load
+from worker.model_spec import ModelSpec
+from worker.models.model import Model
+
+RECURRENT = ("qwen3_next", "qwen3_5")
+SPLIT = {name: case for name, case in CASES.items() if not case[0].startswith(RECURRENT)}
+CPU = torch.device("cpu")
+CLOSE = 1e-4  # relative
+
+
+def steps(model: Model) -> list[Tensor]:
+    """The logits of prompts, then of a mixed step, then of two steps of single tokens."""
+    caches = model.make_caches()
+    for cache in caches:
+        cache.resize(3, 256, keep=0)
+    ids = torch.randint(
+        model.vocab_size, (170,), generator=torch.Generator().manual_seed(2)
+    ).tolist()
+    plans = (
+        [Span(0, 0, ids[:25], 25, logits=25)],
+        [Span(0, 25, ids[25:26], 25), Span(2, 0, ids[30:160], 130)],
+        [Span(0, 26, ids[26:27], 25), Span(2, 130, ids[160:161], 130)],
+        [Span(0, 27, ids[27:28], 25), Span(2, 131, ids[161:162], 130)],
+    )
+    with torch.inference_mode():
+        return [model(Batch.prepare(plan, CPU)[0], caches).clone() for plan in plans]
+
+
+@pytest.mark.parametrize("name", SPLIT, ids=lambda name: name.replace(" ", "-"))
+def test_logits_are_those_of_one_rank(name: str, tmp_path: Path) -> None:
+    family, fields = SPLIT[name]
+    folder = make_checkpoint(tmp_path, family, **fields)
+    expected = steps(load_part(folder, "fp32", WHOLE).model)
+    for ranks in (2, 4):
+        if fields.get("num_attention_heads", 4) % ranks:
+            continue
+        first, *others = on_ranks(
+            ranks, lambda shard: steps(load_part(folder, "fp32", shard).model)
+        )
+        for ours, whole in zip(first, expected, strict=True):
+            assert ours.shape == whole.shape
+            assert float((ours - whole).abs().max() / whole.abs().max()) < CLOSE
+        assert len(others) == ranks - 1
+
+
+def test_a_vocabulary_that_does_not_divide_is_padded(tmp_path: Path) -> None:
+    for tied in (True, False):
+        folder = make_checkpoint(
+            tmp_path / str(tied), "qwen3", vocab_size=1027, tie_word_embeddings=tied
+        )
+        expected = steps(load_part(folder, "fp32", WHOLE).model)
+        first = on_ranks(4, lambda shard, at=folder: steps(load_part(at, "fp32", shard).model))[0]
+        for ours, whole in zip(first, expected, strict=True):
+            assert ours.shape[1] == 1027
+            assert float((ours - whole).abs().max() / whole.abs().max()) < CLOSE
+
+
+def test_each_rank_keeps_its_part_of_the_weights_and_of_the_cache(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3", intermediate_size=4096)
+    whole, *_ = parts_of(folder, 1)
+    parts = parts_of(folder, 2)
+
+    def size(model: Model) -> int:
+        return sum(one.weight_bytes for one in _linears(model))
+
+    total = size(whole.model)
+    assert [size(part.model) for part in parts] == [total // 2] * 2
+
+    def cached(model: Model) -> int:
+        return sum(cache.bytes_for(4, 64) for cache in model.make_caches())
+
+    assert [cached(part.model) for part in parts] == [cached(whole.model) // 2] * 2
+    # Four ranks share two key-value heads: each has one.
+    assert cached(parts_of(folder, 4)[3].model) == cached(whole.model) // 2
+
+
+def _linears(model: Any) -> list[Any]:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "ranks", "fact"),
+    [
+        ("qwen3", {}, 3, "its 4 attention heads can't be divided by 3 ranks"),
+        (
+            "qwen3",
+            {"num_attention_heads": 6, "num_key_value_heads": 3},
+            2,
+            "its 3 key-value heads can't be divided by 2 ranks",
+        ),
+        ("qwen3", {"intermediate_size": 49}, 2, "its 49 channels can't be divided by 2 ranks"),
+        ("qwen3_5_text", {}, 2, "its recurrent layers can't be split over ranks"),
+        ("qwen3_next", {}, 2, "its recurrent layers can't be split over ranks"),
+    ],
+)
+def test_what_does_not_divide_is_refused_before_a_weight_is_read(
+    family: str, fields: Mapping[str, Any], ranks: int, fact: str, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path, family, **fields)
+
+    def split(checked: Any) -> Shard:
+        raise AssertionError("the checks come first")
+
+    spec = ModelSpec(reference=str(folder), dtype="fp32", tensor_parallel=ranks)
+    with pytest.raises(InvalidRequest) as caught:
+        load(spec, Device(CPU), split=split)
+    assert fact in caught.value.message
+    assert f"tensor_parallel {ranks}" in caught.value.message
+
+
+def test_a_bias_of_summed_outputs_is_added_once() -> None:
+    """Of a linear split by rows: its ranks would add it again."""
+    from worker.layers.linear import LinearFactory
+
+    def run(shard: Shard) -> Tensor:
+        linear: Linear = LinearFactory(torch.float32, CPU, shard=shard).row(8, 3, bias=True)
+        linear.weight_slot().fill(torch.ones(3, 8))
+        linear.bias_slot().fill(torch.tensor([1.0, 2.0, 3.0]))
+        return linear(torch.ones(1, 8 // shard.ranks))
+
+    for found in on_ranks(2, run):
+        assert found.tolist() == [[9.0, 10.0, 11.0]]

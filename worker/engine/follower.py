@@ -1,0 +1,94 @@
+"""A process that computes one rank of a model after its leader: it draws no tokens, and knows no
+Redis and no file but the weights."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+import torch
+
+from worker.cache.pool import CachePool
+from worker.engine.runner import ModelRunner, StorageError
+from worker.layers.shard import Shard
+from worker.loading.find import find
+from worker.loading.load import build_model
+from worker.models.model import Model, Placement
+from worker.processes.tuning import tune
+from worker.ranks.gloo import GlooExchange
+from worker.ranks.messages import Change, Changed, Compute, Connect, Failed, Part, Ready, Start
+
+PR_SET_PDEATHSIG = 1  # of prctl
+CPU = torch.device("cpu")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`arguments`: the descriptor of the socket to the leader, and the leader's process id."""
+    channel = Connection(int(arguments[0]))
+    _end_with(int(arguments[1]))
+    try:
+        _follow(channel)
+    except EOFError:  # the leader has closed the socket
+        return
+    except Exception as error:
+        _say_why(channel, error)
+        raise SystemExit(1) from None
+
+
+def _follow(channel: Connection) -> None:
+    start = channel.recv()
+    assert isinstance(start, Start)
+    tune()
+    torch.set_num_threads(start.threads)
+    exchange = GlooExchange(start.rank, start.ranks)
+    model = _read(start.part, Shard(start.rank, start.ranks, exchange))
+    channel.send(Ready())
+    connect = channel.recv()
+    assert isinstance(connect, Connect)
+    exchange.connect(start.meeting)
+    runner = ModelRunner(model, CachePool(model.make_caches, slots=connect.slots), CPU)
+    with torch.inference_mode():
+        while True:
+            message = channel.recv()
+            if isinstance(message, Compute):
+                runner.compute(message.spans)
+            else:
+                assert isinstance(message, Change)
+                channel.send(_changed(runner, message))
+
+
+def _read(part: Part, shard: Shard) -> Model:
+    source = find(str(part.path))
+    place = Placement(part.dtype, CPU, shard=shard)
+    with source.weights() as checkpoint:
+        return build_model(source.config, part.tied, place, checkpoint)
+
+
+def _changed(runner: ModelRunner, message: Change) -> Changed:
+    try:
+        return Changed(unsaved=runner.change(message.changes))
+    except StorageError as error:
+        return Changed(lacking=error.resize, fact=str(error.__cause__))
+
+
+def _end_with(leader: int) -> None:
+    """Let the system kill this process when the thread of the leader ends that has started it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != leader:  # it has ended already
+        raise SystemExit(1)
+
+
+def _say_why(channel: Connection, error: Exception) -> None:
+    reason = f"{type(error).__name__}: {error}"
+    try:
+        channel.send(Failed(reason))
+    except OSError:  # the leader is gone
+        print(reason, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,41 @@
+"""The options that can't be used together with several ranks."""
+
+from __future__ import annotations
+
+import sys
+
+from jobs.errors import JobError, invalid
+from worker.device import Device
+from worker.model_spec import ModelSpec
+
+MOST_RANKS = 64
+
+
+def require_parallel(spec: ModelSpec, device: Device) -> None:
+    """Refuse what several ranks do not do, before a file of the model is read. Raises JobError
+    (invalid_request)."""
+    ranks = spec.tensor_parallel
+    if type(ranks) is not int or not 1 <= ranks <= MOST_RANKS:
+        raise _refused(f"tensor_parallel must be 1 to {MOST_RANKS}, got {ranks!r}")
+    if ranks == 1:
+        return
+    named = f"tensor_parallel {ranks}"
+    if not sys.platform.startswith("linux"):
+        raise _refused(f"{named} needs Linux, which ends the processes of ranks with their worker")
+    if device.torch.type != "cpu":
+        raise _refused(
+            f"{named} is for device cpu at present, and the device is {device.torch}: give device "
+            "cpu, or a worker for each GPU"
+        )
+    for option, given in (
+        ("draft", spec.draft is not None),
+        ("quantize", spec.quantize is not None),
+        ("prompt_caches", bool(spec.prompt_caches)),
+        ("memory", device.budget is not None),
+    ):
+        if given:
+            raise _refused(f"{named} can't be used with {option}: leave one of them out")
+
+
+def _refused(message: str) -> JobError:
+    return invalid(message, "tensor_parallel")

@@ -1,0 +1,75 @@
+"""The messages between the leader of a model's ranks and each follower, over a socket that only the
+two have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from worker.cache.changes import CacheChange, Resize
+from worker.layers.batch import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The model that is read, as the leader has checked it."""
+
+    path: Path  # a folder, or a file of weights
+    tied: bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """To a follower: read your part. `meeting`: the file over which the ranks find each other."""
+
+    part: Part
+    rank: int
+    ranks: int
+    threads: int
+    meeting: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """To the leader: the part is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """To a follower: join the others; the caches have so many slots."""
+
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """To a follower: change the caches, and say what came of it."""
+
+    changes: tuple[CacheChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """To the leader. `lacking`: the storage that there is no memory for, as `fact` says; the
+    changes after it were not made. `unsaved`: there was none for a state that should be kept."""
+
+    lacking: Resize | None = None
+    fact: str = ""
+    unsaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """To a follower: one forward pass of spans that are in `row_order`."""
+
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """To the leader: this follower ends, for this reason."""
+
+    reason: str

@@ -1,0 +1,132 @@
+"""The follower processes of one model: starts them, notices that one has ended or that they stand
+still, and ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from worker.processes.activity import Activity
+
+FOLLOWER = "worker.engine.follower"
+LOOK_SECONDS = 0.25
+# Of followers that do not work while the leader waits for them, counted in looks: while this
+# process was suspended, they were as well.
+STALL_SECONDS = 5.0
+READING_STALL_SECONDS = 120.0  # while they read weights: they may wait for a compiler
+END_SECONDS = 5.0  # that followers have to end by themselves
+
+
+class Watch:
+    """Runs a follower for each of `sockets`, on the cores that it has in `cores`, if any. `waits`
+    says whether the leader waits for them.
+
+    Followers are children of the thread here, which lives as long as they do: the system kills
+    them with it, whatever ends the process. As soon as one has ended, or all stand still while the
+    leader waits, the others are killed and `lost` says why. Raises OSError if one can't be started.
+    """
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        cores: Sequence[frozenset[int]],
+        waits: Callable[[], bool],
+    ) -> None:
+        self.lost: str | None = None  # set before `ended`
+        self.ended = threading.Event()  # all followers have ended, or are killed
+        self.computing = False  # they have read their weights
+        self._sockets, self._cores, self._waits = sockets, cores, waits
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._fault: OSError | None = None
+        self._end_seconds = END_SECONDS
+        self._started, self._stopping = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._fault is not None:
+            raise self._fault
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def stop(self, seconds: float = END_SECONDS) -> None:
+        """Wait for the followers, whose sockets are closed, kill those that go on for `seconds`,
+        and end the thread."""
+        self._end_seconds = seconds
+        self._stopping.set()
+        self._thread.join()
+
+    # --- on the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._start()
+        except OSError as error:
+            self._fault = error
+            self._kill()
+            self._started.set()
+            return
+        self._started.set()
+        activities = [Activity(process.pid) for process in self._processes]
+        still = 0.0
+        while not self._stopping.wait(LOOK_SECONDS):
+            works = any([activity.works() for activity in activities])
+            still = 0.0 if works or not self._waits() else still + LOOK_SECONDS
+            limit = STALL_SECONDS if self.computing else READING_STALL_SECONDS
+            lost = self._who_ended()
+            if lost is None and still >= limit:
+                lost = f"the followers of rank 0 did nothing for {limit:g} s"
+            if lost is not None:
+                self.lost = lost
+                break
+        else:
+            deadline = time.monotonic() + self._end_seconds
+            for process in self._processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        self._kill()
+
+    def _start(self) -> None:
+        # A child has the cores of the thread that starts it, also while it imports.
+        own = os.sched_getaffinity(0) if self._cores else None
+        for rank, one in enumerate(self._sockets, start=1):
+            if self._cores:
+                os.sched_setaffinity(0, self._cores[rank])
+            command = [sys.executable, "-P", "-m", FOLLOWER, str(one.fileno()), str(os.getpid())]
+            # The new session keeps the terminal's Ctrl-C from it.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(one.fileno(),),
+                start_new_session=True,
+            )
+            self._processes.append(process)
+            one.close()
+        if own is not None:
+            os.sched_setaffinity(0, own)
+
+    def _who_ended(self) -> str | None:
+        for rank, process in enumerate(self._processes, start=1):
+            status = process.poll()
+            if status is not None:
+                how = f"exited with {status}"
+                if status < 0:
+                    how = f"was killed by {signal.Signals(-status).name}"
+                return f"rank {rank} (process {process.pid}) {how}"
+        return None
+
+    def _kill(self) -> None:
+        """Kill the followers, also those that are stopped."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        self.ended.set()
