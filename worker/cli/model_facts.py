@@ -48,6 +48,7 @@ def facts_of(found: Preflight, spec: ModelSpec, downloaded: bool) -> dict[str, A
         "context_length": found.context_length,
         "longest_sequence": found.longest,
         "chat_template": found.model.template is not None,
+        "tensor_parallel": spec.tensor_parallel,
         "device": str(found.device),
         "cpu_kernels": kernels() if found.device.type == "cpu" else None,
         "free_bytes": found.free_bytes,

@@ -22,6 +22,7 @@ from worker.cli.options import (
     dtype_option,
     keep_option,
     need_torch,
+    parallel_option,
     refusal,
     template_option,
 )
@@ -48,6 +49,7 @@ for _command in MODEL_COMMANDS:
 @keep_option
 @download_option
 @template_option
+@parallel_option
 @json_option
 def check(
     reference: str,
@@ -56,6 +58,7 @@ def check(
     keep_quantised: bool,
     download_dir: Path | None,
     chat_template: Path | None,
+    tensor_parallel: int,
     as_json: bool,
 ) -> None:
     """Describe MODEL (a folder, a GGUF file, a hub repo id or 'demo') and check whether it fits.
@@ -71,6 +74,7 @@ def check(
     from worker.loading.find import find
     from worker.loading.preflight import preflight
     from worker.model_spec import ModelSpec
+    from worker.ranks.limits import require_parallel
 
     spec = ModelSpec(
         reference=reference,
@@ -78,9 +82,11 @@ def check(
         keep_quantised=keep_quantised,
         download_dir=download_dir,
         chat_template=chat_template,
+        tensor_parallel=tensor_parallel,
     )
     try:
         place = Device(choose_device(device))
+        require_parallel(spec, place)
         source = find(spec.reference, spec.download_dir)
         model = describe(source, spec.chat_template)
         downloaded = not source.needs_download
@@ -214,7 +220,7 @@ def _show(found: Preflight, spec: ModelSpec, downloaded: bool) -> None:
     from worker.prompt.template import chat_obstacle
 
     template = found.model.template
-    source, device = found.model.source, found.device
+    source, device, ranks = found.model.source, found.device, spec.tensor_parallel
     quantization = found.model.config.quantization
     revision = f" at {source.revision}" if source.revision else ""
     context = f"{found.context_length:,} tokens"
@@ -233,6 +239,7 @@ def _show(found: Preflight, spec: ModelSpec, downloaded: bool) -> None:
         "activations": f"{_size(activations.nbytes)} in a step, {how}",
         "context": context,
         "template": "none: chat requests fail" if chat_obstacle(template) else "yes",
+        **({"ranks": f"{ranks}, each with a part of the weights and the cache"} if ranks > 1 else {}),
         "device": f"{device} ({device_name(device)}), {_size(found.free_bytes)} free",
         **({"kernels": kernels()} if device.type == "cpu" else {}),
         "fits": "yes" if found.obstacle is None else "no",

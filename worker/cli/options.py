@@ -94,6 +94,16 @@ keep_option = click.option(
     "instead of encoding them again as Q8_0: takes less memory, and many times as long.",
 )
 
+parallel_option = click.option(
+    "--tensor-parallel",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Compute the model in N processes together, each with a part of the weights and the "
+    "cache; on the CPU.",
+)
+
 download_option = click.option(
     "--download-dir",
     type=click.Path(file_okay=False, path_type=Path),

@@ -35,6 +35,7 @@ from worker.cli.options import (
     dtype_option,
     keep_option,
     need_torch,
+    parallel_option,
     quantize_option,
     redis_option,
     refusal,
@@ -108,15 +109,7 @@ def _check_devices(
     help="Run a worker for each device, and start it again when it dies: cuda:N, cpu, or cpu:A-B "
     "for the cores A to B, separated by commas. With --tensor-parallel: one worker on all of them.",
 )
-@click.option(
-    "--tensor-parallel",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Compute the model in N processes together, each with a part of the weights and the cache; "
-    "on the CPU. With --devices: one process on each of its ranges of cores.",
-)
+@parallel_option
 @click.option(
     "--memory",
     envvar="CHATJOBS_MEMORY",
@@ -291,11 +284,11 @@ def work(
     seconds, then they are requeued, and rows have 3 more seconds to be written. A second signal
     stops the worker at once. No job and no row is lost.
 
-    With --devices, unless --tensor-parallel joins them, this process has a worker process for each device, with the other options: it
-    starts one again that dies, hands signals down, and says with its exit code how they ended. A
-    percentage of --memory is for all workers on the CPU together, one of --host-memory for all
-    workers, and a size for each worker; the first worker takes the port of --http, each further one
-    the next.
+    With --devices and without --tensor-parallel this process has a worker process for each device,
+    with the other options: it starts one again that dies, hands signals down, and says with its
+    exit code how they ended. A percentage of --memory is for all workers on the CPU together, one
+    of --host-memory for all workers, and a size for each worker; the first worker takes the port of
+    --http, each further one the next.
     """
     upstream_models: list[ModelSpec] | None = None
     if upstream is not None:

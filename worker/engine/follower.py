@@ -19,7 +19,7 @@ from worker.loading.find import find
 from worker.loading.load import build_model
 from worker.models.model import Model, Placement
 from worker.processes.tuning import tune
-from worker.ranks.gloo import GlooExchange
+from worker.ranks.gloo import ExchangeBroken, GlooExchange
 from worker.ranks.messages import Change, Changed, Compute, Connect, Failed, Part, Ready, Start
 
 PR_SET_PDEATHSIG = 1  # of prctl
@@ -34,6 +34,8 @@ def main(arguments: Sequence[str]) -> None:
         _follow(channel)
     except EOFError:  # the leader has closed the socket
         return
+    except ExchangeBroken:  # the leader finds out who it was
+        raise SystemExit(1) from None
     except Exception as error:
         _say_why(channel, error)
         raise SystemExit(1) from None

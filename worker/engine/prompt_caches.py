@@ -54,6 +54,7 @@ def _role(message: MessageInput) -> Any:
 def saving(core: EngineCore, prompt: list[int], listener: Listener) -> tuple[Sequence, StateSaver]:
     """A sequence that computes a prompt alone, cut as with one sequence in the batch, whatever the
     engine's batch is; and what keeps its state. Raises JobError."""
+    core.runner.require_one_rank()
     count = len(prompt)
     if count < BLOCK:
         raise invalid(f"a prompt cache needs at least {BLOCK} tokens, got {count}", "prompt")
@@ -94,6 +95,7 @@ def writer(core: EngineCore, state: PrefixState, path: Path) -> Callable[[], Non
 
 def read_prompt_cache(core: EngineCore, path: Path) -> PrefixState:
     """The state in a file. Raises JobError with the difference if it is not one of this model."""
+    core.runner.require_one_rank()
     if core.prefix.chain(1, "") is None:
         raise invalid("a prompt cache needs the prefix cache, which is off", "prompt_cache")
     file = StateFile.open(path)
@@ -166,6 +168,7 @@ def adopter(book: CacheBook, runner: ModelRunner) -> Callable[[Copy], StateRef]:
 
 def keep_sessions(core: EngineCore, folder: Path, limit_bytes: int) -> None:
     """Write evicted state of sessions to a folder, and read it from there. Raises JobError."""
+    core.runner.require_one_rank()
     book, runner, layout = core.book, core.runner, core.runner.pool.layout()
 
     def origin(prompt_length: int) -> Origin:

@@ -174,15 +174,13 @@ class ModelRunner:
 
     def put(self, state: StateRef, copy: Copy) -> None:
         """Keep a state that does not come from a slot."""
-        self._require_one_rank()
         self.pool.kept[state.number] = copy
 
     def copy_of(self, state: StateRef) -> Copy | None:
         """The tensors of a kept state; None if it was not saved, or not yet."""
-        self._require_one_rank()
         return self.pool.kept.get(state.number)
 
-    def _require_one_rank(self) -> None:
+    def require_one_rank(self) -> None:
         """Refuse to read or to give state of which each rank has a part. Raises JobError."""
         if self._ranks is not None:
             raise invalid(

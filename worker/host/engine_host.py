@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from jobs.errors import JobError, invalid
+from jobs.errors import JobError
 from jobs.operations import Operation, Request
 from jobs.sizes import counted, size_text
 from worker.backend import (
@@ -269,12 +269,6 @@ class EngineHost:
     # --- on the engine thread ---------------------------------------------------------------------
 
     def _load(self, spec: ModelSpec) -> ModelInfo:
-        if spec.tensor_parallel > 1 and self._state_dir is not None:
-            raise invalid(
-                "the state of sessions of a model on several ranks can't be saved: leave out "
-                "state_dir or tensor_parallel",
-                "tensor_parallel",
-            )
         self._loading = True
         self._ceiling.before_load()
         if self._kept is not None and self._kept.drop_changed(spec):

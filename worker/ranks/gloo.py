@@ -18,8 +18,13 @@ TIMEOUT = timedelta(minutes=30)
 MEETING_TIMEOUT = timedelta(minutes=2)
 
 
+class ExchangeBroken(Exception):
+    """Another rank is gone."""
+
+
 class GlooExchange:
-    """Implements `Exchange`. `waits`: this rank waits for others; any thread may read."""
+    """Implements `Exchange`, whose methods raise ExchangeBroken. `waits`: this rank waits for
+    others; any thread may read."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.waits = False
@@ -69,6 +74,8 @@ class GlooExchange:
         self.waits = True
         try:
             work.wait()
+        except RuntimeError as error:
+            raise ExchangeBroken((str(error).splitlines() or [""])[0]) from None
         finally:
             self.waits = False
 

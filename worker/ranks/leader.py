@@ -15,7 +15,7 @@ from typing import Any
 
 from jobs.errors import JobError
 from worker.layers.shard import Shard
-from worker.ranks.gloo import GlooExchange
+from worker.ranks.gloo import ExchangeBroken, GlooExchange
 from worker.ranks.messages import Connect, Failed, Part, Ready, Start
 from worker.ranks.watch import Watch
 
@@ -134,7 +134,7 @@ class Ranks:
         failed here."""
         if isinstance(error, FollowerFailed):
             return str(error)
-        if isinstance(error, OSError | EOFError | RuntimeError):  # as if the others were gone
+        if isinstance(error, ExchangeBroken | OSError | EOFError):  # as if the others were gone
             self._watch.ended.wait(REASON_SECONDS)
         for channel in self._channels:
             with suppress(OSError, EOFError):

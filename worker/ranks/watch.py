@@ -114,14 +114,16 @@ class Watch:
             os.sched_setaffinity(0, own)
 
     def _who_ended(self) -> str | None:
-        for rank, process in enumerate(self._processes, start=1):
-            status = process.poll()
-            if status is not None:
-                how = f"exited with {status}"
-                if status < 0:
-                    how = f"was killed by {signal.Signals(-status).name}"
-                return f"rank {rank} (process {process.pid}) {how}"
-        return None
+        found = [
+            (status, rank, process.pid)
+            for rank, process in enumerate(self._processes, start=1)
+            if (status := process.poll()) is not None
+        ]
+        if not found:
+            return None
+        status, rank, pid = min(found)  # others exit when they notice that one was killed
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exits {status}"
+        return f"rank {rank} (process {pid}) {how}"
 
     def _kill(self) -> None:
         """Kill the followers, also those that are stopped."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from torch import Tensor
 from jobs.errors import InvalidRequest
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.models.variants import CASES
-from tests.worker.ranks.threads import load_part, on_ranks, parts_of
+from tests.worker.ranks.threads import load_part, on_ranks
 from worker.device import Device
+from worker.layers import linear
 from worker.layers.batch import Batch, Span
-from worker.layers.linear import Linear
+from worker.layers.linear import LinearFactory
 from worker.layers.shard import WHOLE, Shard
+from worker.layers.weights.linear_weight import LinearWeight
+from worker.layers.weights.storage import store_linear
 from worker.loading.load import load
 from worker.model_spec import ModelSpec
 from worker.models.model import Model
@@ -46,6 +50,10 @@ def steps(model: Model) -> list[Tensor]:
         return [model(Batch.prepare(plan, CPU)[0], caches).clone() for plan in plans]
 
 
+def steps_of_part(folder: Path, shard: Shard) -> list[Tensor]:
+    return steps(load_part(folder, "fp32", shard).model)
+
+
 @pytest.mark.parametrize("name", SPLIT, ids=lambda name: name.replace(" ", "-"))
 def test_logits_are_those_of_one_rank(name: str, tmp_path: Path) -> None:
     family, fields = SPLIT[name]
@@ -54,12 +62,11 @@ def test_logits_are_those_of_one_rank(name: str, tmp_path: Path) -> None:
     for ranks in (2, 4):
         if fields.get("num_attention_heads", 4) % ranks:
             continue
-        first, *others = on_ranks(
-            ranks, lambda shard: steps(load_part(folder, "fp32", shard).model)
-        )
+        first, *others = on_ranks(ranks, partial(steps_of_part, folder))
         for ours, whole in zip(first, expected, strict=True):
             assert ours.shape == whole.shape
             assert float((ours - whole).abs().max() / whole.abs().max()) < CLOSE
+            assert ours.argmax(1).equal(whole.argmax(1))  # the greedy tokens
         assert len(others) == ranks - 1
 
 
@@ -69,33 +76,33 @@ def test_a_vocabulary_that_does_not_divide_is_padded(tmp_path: Path) -> None:
             tmp_path / str(tied), "qwen3", vocab_size=1027, tie_word_embeddings=tied
         )
         expected = steps(load_part(folder, "fp32", WHOLE).model)
-        first = on_ranks(4, lambda shard, at=folder: steps(load_part(at, "fp32", shard).model))[0]
+        first = on_ranks(4, partial(steps_of_part, folder))[0]
         for ours, whole in zip(first, expected, strict=True):
             assert ours.shape[1] == 1027
             assert float((ours - whole).abs().max() / whole.abs().max()) < CLOSE
 
 
-def test_each_rank_keeps_its_part_of_the_weights_and_of_the_cache(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, "qwen3", intermediate_size=4096)
-    whole, *_ = parts_of(folder, 1)
-    parts = parts_of(folder, 2)
+def test_each_rank_keeps_its_part_of_the_weights_and_of_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3")
+    stored = 0
 
-    def size(model: Model) -> int:
-        return sum(one.weight_bytes for one in _linears(model))
+    def store(parts: Sequence[Any], *args: Any, **options: Any) -> LinearWeight:
+        nonlocal stored
+        stored += sum(part.nbytes for part in parts)
+        return store_linear(parts, *args, **options)
 
-    total = size(whole.model)
-    assert [size(part.model) for part in parts] == [total // 2] * 2
-
-    def cached(model: Model) -> int:
-        return sum(cache.bytes_for(4, 64) for cache in model.make_caches())
-
-    assert [cached(part.model) for part in parts] == [cached(whole.model) // 2] * 2
-    # Four ranks share two key-value heads: each has one.
-    assert cached(parts_of(folder, 4)[3].model) == cached(whole.model) // 2
-
-
-def _linears(model: Any) -> list[Any]:
-    raise NotImplementedError
+    monkeypatch.setattr(linear, "store_linear", store)
+    sizes, cached = [], []
+    for shard in (WHOLE, Shard(0, 2), Shard(1, 2), Shard(3, 4)):
+        stored = 0
+        model = load_part(folder, "fp32", shard).model
+        sizes.append(stored)
+        cached.append(sum(cache.bytes_for(4, 64) for cache in model.make_caches()))
+    assert sizes[1:3] == [sizes[0] // 2] * 2
+    # Of four ranks, two share a key-value head: they have it twice.
+    assert cached == [cached[0]] + [cached[0] // 2] * 3
 
 
 @pytest.mark.parametrize(
@@ -130,13 +137,12 @@ def test_what_does_not_divide_is_refused_before_a_weight_is_read(
 
 def test_a_bias_of_summed_outputs_is_added_once() -> None:
     """Of a linear split by rows: its ranks would add it again."""
-    from worker.layers.linear import LinearFactory
 
     def run(shard: Shard) -> Tensor:
-        linear: Linear = LinearFactory(torch.float32, CPU, shard=shard).row(8, 3, bias=True)
-        linear.weight_slot().fill(torch.ones(3, 8))
-        linear.bias_slot().fill(torch.tensor([1.0, 2.0, 3.0]))
-        return linear(torch.ones(1, 8 // shard.ranks))
+        made = LinearFactory(torch.float32, CPU, shard=shard).row(8, 3, bias=True)
+        made.weight_slot().fill(torch.ones(3, 8))
+        made.bias_slot().fill(torch.tensor([1.0, 2.0, 3.0]))
+        return made(torch.ones(1, 8 // shard.ranks))
 
     for found in on_ranks(2, run):
         assert found.tolist() == [[9.0, 10.0, 11.0]]

@@ -20,10 +20,9 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """Where the ranks meet. `sent`: bytes that each rank has given to the others."""
+    """Where the ranks meet."""
 
     def __init__(self, ranks: int) -> None:
-        self.ranks, self.sent = ranks, 0
         self._barrier = threading.Barrier(ranks, timeout=600)
         self._given: list[Tensor] = [torch.empty(0)] * ranks
 
@@ -33,8 +32,6 @@ class Meeting:
         self._barrier.wait()
         found = [*self._given]
         self._barrier.wait()
-        if rank == 0:
-            self.sent += x.nbytes
         return found
 
     def abort(self) -> None:
@@ -77,8 +74,3 @@ def on_ranks(ranks: int, run: Callable[[Shard], T]) -> list[T]:
 def load_part(folder: Path, dtype: str, shard: Shard) -> LoadedModel:
     spec = ModelSpec(reference=str(folder), dtype=dtype, tensor_parallel=shard.ranks)
     return load(spec, Device(torch.device("cpu")), split=lambda checked: shard)
-
-
-def parts_of(folder: Path, ranks: int, dtype: str = "fp32") -> list[LoadedModel]:
-    """The parts of a model, without an exchange."""
-    return [load_part(folder, dtype, Shard(rank, ranks)) for rank in range(ranks)]
