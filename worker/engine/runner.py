@@ -79,15 +79,15 @@ class ModelRunner:
     ) -> None:
         self.model, self.pool, self.device = model, pool, device
         self.draft = None if draft is None else DraftRunner(draft, pool, device, model.vocab_size)
-        self._draw, self._on_unsaved, self._ranks = draw, on_unsaved, ranks
+        self._draw, self._on_unsaved, self.ranks = draw, on_unsaved, ranks
         self._batch: Batch | None = None  # of the last forward pass
 
     def apply(self, changes: Iterable[CacheChange]) -> None:
         """Change the caches. Raises StorageError if there is no memory for their storage."""
-        if self._ranks is None:
+        if self.ranks is None:
             unsaved = self.change(changes)
         else:
-            unsaved = self._change_all(self._ranks, tuple(changes))
+            unsaved = self._change_all(self.ranks, tuple(changes))
         if unsaved:
             self._on_unsaved()
 
@@ -133,10 +133,10 @@ class ModelRunner:
         """Execute a plan up to its logits [rows that are wanted, vocab], which the next plan may
         overwrite."""
         self.apply(plan.changes)
-        if self._ranks is None:
+        if self.ranks is None:
             return self.compute(plan.spans)
-        with self._ranks.together():
-            self._ranks.send(Compute(plan.spans))
+        with self.ranks.together():
+            self.ranks.send(Compute(plan.spans))
             return self.compute(plan.spans)
 
     def compute(self, spans: Sequence[Span]) -> Tensor:
@@ -146,13 +146,13 @@ class ModelRunner:
 
     def require_ranks(self) -> None:
         """Raises RanksLost if a rank has failed."""
-        if self._ranks is not None:
-            self._ranks.require()
+        if self.ranks is not None:
+            self.ranks.require()
 
     def follow(self, following: Following, token_ids: Tensor) -> Tensor:
         """Execute the step after the last one, which draws `token_ids`. Returns what `forward`
         does."""
-        assert self._batch is not None and self._ranks is None
+        assert self._batch is not None and self.ranks is None
         self._batch = self._batch.advanced(token_ids, following)
         return self.model(self._batch, self.pool.layers)
 
@@ -182,7 +182,7 @@ class ModelRunner:
 
     def require_one_rank(self) -> None:
         """Refuse to read or to give state of which each rank has a part. Raises JobError."""
-        if self._ranks is not None:
+        if self.ranks is not None:
             raise invalid(
                 "state of a model on several ranks can't be saved or loaded: load it without "
                 "tensor_parallel",
@@ -191,8 +191,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Free the models and the caches."""
-        if self._ranks is not None:
-            self._ranks.close()
+        if self.ranks is not None:
+            self.ranks.close()
         self.pool.close()
         del self.model
         self.draft = self._batch = None

@@ -40,7 +40,7 @@ def load(reference: Path | str, ranks: int, **options: Any) -> Engine:
 
 
 def followers(engine: Engine) -> list[int]:
-    ranks = engine._core.runner._ranks
+    ranks = engine._core.runner.ranks
     assert ranks is not None
     return ranks.pids
 
@@ -170,14 +170,14 @@ def test_a_follower_that_is_killed_or_stopped_ends_the_step_and_the_group(
 def test_the_death_of_a_follower_is_noticed_without_work(start: Callable[..., Engine]) -> None:
     engine = start(2)
     os.kill(followers(engine)[0], signal.SIGKILL)
-    wait_until(lambda: engine._core.runner._ranks._watch.lost)
+    wait_until(lambda: engine._core.runner.ranks._watch.lost)
     with pytest.raises(RanksLost, match="SIGKILL"):
         engine._core.step()
 
 
 def test_a_follower_that_fails_says_why(start: Callable[..., Engine]) -> None:
     engine = start(2)
-    ranks = engine._core.runner._ranks
+    ranks = engine._core.runner.ranks
     assert ranks is not None
     ranks.send(Compute((Span(0, 0, [10**6], 1),)))  # no token of the model
     with pytest.raises(RanksLost, match="IndexError: token 1000000 is beyond"):
@@ -204,7 +204,7 @@ LEADER = """
 import sys, time
 from worker import Engine
 engine = Engine.load("demo", device="cpu", dtype="fp32", tensor_parallel=3)
-print(*engine._core.runner._ranks.pids, flush=True)
+print(*engine._core.runner.ranks.pids, flush=True)
 time.sleep(3600)
 """
 
