@@ -45,7 +45,9 @@ class RankWorker:
 
         wait_until(lambda: serves() and " serves demo" in self.output)
         (self.follower,) = [
-            child for child in children(self.process.pid) if "worker.engine.follower" in words(child)
+            child
+            for child in children(self.process.pid)
+            if "worker.engine.follower" in words(child)
         ]
 
     def wait(self) -> int:
@@ -128,7 +130,7 @@ def test_a_worker_that_loses_a_rank_returns_its_jobs_and_ends(
 ) -> None:
     worker = start()
     jobs = submit(site, 2, 400)
-    wait_until(lambda: all(job.status() == "running" for job in jobs))
+    wait_until(lambda: all(job.status() == "started" for job in jobs))
     os.kill(worker.follower, number)
     assert worker.wait() not in (0, -signal.SIGKILL)
     assert "a model on several ranks ends with any of them" in worker.output

@@ -239,7 +239,11 @@ def _show(found: Preflight, spec: ModelSpec, downloaded: bool) -> None:
         "activations": f"{_size(activations.nbytes)} in a step, {how}",
         "context": context,
         "template": "none: chat requests fail" if chat_obstacle(template) else "yes",
-        **({"ranks": f"{ranks}, each with a part of the weights and the cache"} if ranks > 1 else {}),
+        **(
+            {"ranks": f"{ranks}, each with a part of the weights and the cache"}
+            if ranks > 1
+            else {}
+        ),
         "device": f"{device} ({device_name(device)}), {_size(found.free_bytes)} free",
         **({"kernels": kernels()} if device.type == "cpu" else {}),
         "fits": "yes" if found.obstacle is None else "no",
