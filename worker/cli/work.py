@@ -323,7 +323,6 @@ def work(
         for option, given in (
             ("several models", len(models) > 1),
             ("--config", config is not None),
-            ("--upstream", upstream is not None),
             ("--memory", memory is not None),
             ("--state-dir", state_dir is not None),
             ("--prompt-cache", prompt_caches),
