@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def _row(one: Engine, split: Engine, ranks: int, batch: int, rounds: int) -> dic
 
 
 def _step(engine: Engine, batch: int) -> float:
-    short, long = (seconds(lambda n=n: _generate(engine, batch, n)) for n in (SHORT, LONG))
+    short, long = (seconds(partial(_generate, engine, batch, n)) for n in (SHORT, LONG))
     return (long - short) / (LONG - SHORT)
 
 

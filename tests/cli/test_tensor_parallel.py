@@ -24,7 +24,10 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "sentence"),
     [
         (f"{WORK} -m other", "can't be used with several models"),
-        (f"{WORK} --upstream http://localhost:1/v1", "has no effect with --upstream, whose server has"),
+        (
+            f"{WORK} --upstream http://localhost:1/v1",
+            "has no effect with --upstream, whose server has",
+        ),
         (f"{WORK} --memory 50%", "can't be used with --memory"),
         (f"{WORK} --state-dir states", "can't be used with --state-dir"),
         (f"{WORK} --draft ngram", "can't be used with --draft"),

@@ -47,7 +47,7 @@ class Cut:
     @property
     def count(self) -> int:
         """Its rows."""
-        return self.rows.stop - self.rows.start + self.padding
+        return int(self.rows.stop - self.rows.start) + self.padding
 
     def weight(self, tensor: Tensor) -> Tensor:
         part = tensor[self.rows, self.columns].contiguous()

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed
 from torch import Tensor
 
 LOOPBACK = "127.0.0.1"
+_DISTRIBUTED: Any = torch.distributed  # its stubs lack the stores and the methods of groups
 # The leader watches the processes. This is for systems where it can't see whether they work.
 TIMEOUT = timedelta(minutes=30)
 MEETING_TIMEOUT = timedelta(minutes=2)
@@ -29,13 +32,13 @@ class GlooExchange:
     def __init__(self, rank: int, ranks: int) -> None:
         self.waits = False
         self._rank, self._ranks = rank, ranks
-        self._group: torch.distributed.ProcessGroupGloo | None = None
+        self._group: Any = None
 
     def connect(self, meeting: Path) -> None:
         """Wait for all ranks at the file `meeting`. Raises RuntimeError."""
-        store = torch.distributed.FileStore(str(meeting), self._ranks)
+        store = _DISTRIBUTED.FileStore(str(meeting), self._ranks)
         store.set_timeout(MEETING_TIMEOUT)
-        gloo = torch.distributed.ProcessGroupGloo
+        gloo = _DISTRIBUTED.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=LOOPBACK)]
         options._timeout, options._threads = TIMEOUT, 1
@@ -65,12 +68,12 @@ class GlooExchange:
         self._group = None
 
     @property
-    def _connected(self) -> torch.distributed.ProcessGroupGloo:
+    def _connected(self) -> Any:
         if self._group is None:
             raise RuntimeError("the ranks are not connected")
         return self._group
 
-    def _wait(self, work: torch.distributed.Work) -> None:
+    def _wait(self, work: Any) -> None:
         self.waits = True
         try:
             work.wait()
@@ -80,7 +83,7 @@ class GlooExchange:
             self.waits = False
 
 
-def _to_first() -> torch.distributed.GatherOptions:
-    options = torch.distributed.GatherOptions()
+def _to_first() -> Any:
+    options = _DISTRIBUTED.GatherOptions()
     options.rootRank = 0
     return options
