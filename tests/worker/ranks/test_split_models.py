@@ -100,7 +100,8 @@ def test_each_rank_keeps_its_part_of_the_weights_and_of_the_cache(
         model = load_part(folder, "fp32", shard).model
         sizes.append(stored)
         cached.append(sum(cache.bytes_for(4, 64) for cache in model.make_caches()))
-    assert sizes[1:3] == [sizes[0] // 2] * 2
+    assert sizes[1] == sizes[2]
+    assert sizes[0] <= 2 * sizes[1] < 1.01 * sizes[0]  # the vocabulary is padded
     # Of four ranks, two share a key-value head: they have it twice.
     assert cached == [cached[0]] + [cached[0] // 2] * 3
 
