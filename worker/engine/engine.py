@@ -119,7 +119,7 @@ class EngineCore:
             speculation=self.speculation,
             not_finite=loaded.not_finite,
         )
-        self._threads = threads_of(self.info.weight_bytes) if ranks is None else ranks.threads
+        self._threads_of_rank = None if ranks is None else ranks.threads
         self._meter = memory_meter(self.device)
         self.peak_bytes = 0  # of memory in use, in one of its steps
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
@@ -230,7 +230,7 @@ class EngineCore:
             cache=self.book.bytes_held,
             cache_limit=self.book.limit_bytes,
             cache_least=self.share.least,
-            threads=self._threads,
+            threads=self._threads(),
         )
 
     def add(self, sequences: Iterable[Sequence]) -> None:
@@ -365,7 +365,10 @@ class EngineCore:
     def _computing(self) -> AbstractContextManager[None]:
         if self.device.type != "cpu":
             return nullcontext()
-        return computing(self._threads)
+        return computing(self._threads())
+
+    def _threads(self) -> int:
+        return self._threads_of_rank or threads_of(self.info.weight_bytes)
 
     def _update_queue(self) -> None:
         """Queue what was submitted and remove what was cancelled since the last step."""
