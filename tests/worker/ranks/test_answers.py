@@ -1,0 +1,73 @@
+"""The answers of engines on several ranks, beside those of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs.api.sampling import Sampling
+from tests.worker.checkpoints import make_checkpoint
+from tests.worker.ranks.engines import GREEDY, PROMPTS, load
+from worker import Engine
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [("qwen3", 2), ("llama", 4), ("gemma3_text", 2), ("gpt_oss", 2), ("mixtral", 4)],
+)
+def test_greedy_tokens_are_those_of_one_rank(
+    family: str, ranks: int, tmp_path: Path, start: Callable[..., Engine]
+) -> None:
+    folder = make_checkpoint(tmp_path, family)
+    whole = load(folder, 1).generate(PROMPTS, GREEDY)
+    split = start(ranks, folder).generate(PROMPTS, GREEDY)
+    assert [one.token_ids for one in split] == [one.token_ids for one in whole]
+
+
+def test_what_the_leader_decides_is_as_with_one_rank(both: tuple[Engine, Engine]) -> None:
+    """Draws with seeds, log-probabilities, scores, constrained answers and logits of prompts."""
+    one, two = both
+    drawn = Sampling(temperature=1.5, seed=7, n=3, max_tokens=8, ignore_eos=True, top_p=0.9)
+    assert [found.token_ids for found in two.generate(PROMPTS, drawn)] == [
+        found.token_ids for found in one.generate(PROMPTS, drawn)
+    ]
+    assert two.score(PROMPTS[0], PROMPTS[1]) == pytest.approx(
+        one.score(PROMPTS[0], PROMPTS[1]), abs=1e-4
+    )
+    torch.testing.assert_close(
+        two.prompt_logits(PROMPTS[0]), one.prompt_logits(PROMPTS[0]), rtol=1e-4, atol=1e-4
+    )
+    request = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "What is 17 + 25?"}],
+        "temperature": 0,
+        "max_tokens": 20,
+        "guided_regex": "[0-9]{3}",
+    }
+    assert two.chat(request).text == one.chat(request).text
+
+
+def test_a_common_beginning_is_computed_once_and_changes_no_token(
+    start: Callable[..., Engine],
+) -> None:
+    """Each rank keeps its part of the state, and gives it to later prompts."""
+    engine = start(2)
+    first = engine.generate([PROMPTS[0]], GREEDY)
+    before = engine._core.prefix.cached_tokens
+    again = engine.generate([PROMPTS[0]], GREEDY)
+    assert engine._core.prefix.cached_tokens > before
+    assert again[0].token_ids == first[0].token_ids
+
+
+def test_preempted_sequences_have_the_tokens_of_one_rank(start: Callable[..., Engine]) -> None:
+    """With so little cache that its storage grows, shrinks and is full."""
+    one = load("demo", 1)
+    sizes = one._core.book.sizes
+    options = {"cache_bytes": sizes.storage(2, 64), "max_batch": 4}
+    engine = start(2, **options)
+    assert engine._core.book.sizes.storage(2, 64) == sizes.storage(2, 64)  # of both ranks
+    expected = [found.token_ids for found in one.generate(PROMPTS, GREEDY)]
+    assert [found.token_ids for found in engine.generate(PROMPTS, GREEDY)] == expected

@@ -1,0 +1,118 @@
+"""The processes of followers end with their leader, and listen to nobody else."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.waiting import has_ended, wait_until
+from tests.worker.checkpoints import make_checkpoint
+from tests.worker.ranks.engines import followers, load
+from worker import Engine
+from worker.cache.changes import Resize
+from worker.engine.follower import _changed
+from worker.engine.runner import ModelRunner, StorageError
+from worker.ranks.messages import Change, Changed
+
+LEADER = """
+import sys, time
+from worker import Engine
+engine = Engine.load("demo", device="cpu", dtype="fp32", tensor_parallel=3)
+print(*engine._core.runner.ranks.pids, flush=True)
+time.sleep(3600)
+"""
+
+
+def test_followers_end_with_a_leader_that_is_killed(tmp_path: Path) -> None:
+    """Also one that is stopped."""
+    heads = make_checkpoint(tmp_path, "qwen3", num_attention_heads=6, num_key_value_heads=3)
+    code = LEADER.replace('"demo"', repr(str(heads)))
+    leader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert leader.stdout is not None
+    pids = [*map(int, leader.stdout.readline().split())]
+    try:
+        assert len(pids) == 2
+        os.kill(pids[1], signal.SIGSTOP)
+        leader.kill()
+        leader.wait()
+        wait_until(lambda: all(map(has_ended, pids)))
+    finally:
+        leader.stdout.close()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_followers_end_with_the_engine(start: Callable[..., Engine]) -> None:
+    closed = start(2)
+    pids = followers(closed)
+    closed.close()
+    assert all(map(has_ended, pids))
+    dropped = load("demo", 2)
+    pids = followers(dropped)
+    del dropped
+    gc.collect()
+    wait_until(lambda: all(map(has_ended, pids)))
+
+
+def test_ranks_listen_on_the_loopback_address_only(both: tuple[Engine, Engine]) -> None:
+    for pid in (os.getpid(), *followers(both[1])):
+        inodes = set()
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                inodes.add(os.readlink(descriptor))
+        lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+        local = [line.split()[1] for line in lines if f"socket:[{line.split()[9]}]" in inodes]
+        if pid != os.getpid():
+            assert local
+        assert all(address.startswith("0100007F:") for address in local)
+
+
+def test_storage_that_a_follower_lacks_is_lacking_for_all(both: tuple[Engine, Engine]) -> None:
+    class Lacking:
+        """A follower without memory."""
+
+        layers = ()
+
+        def execute(self, change: Any) -> None:
+            raise MemoryError("no memory there")
+
+    resize = Resize(2, 64, 0)
+    follower = ModelRunner.__new__(ModelRunner)
+    follower.pool = Lacking()  # type: ignore[assignment]
+    reply = _changed(follower, Change((resize,)))
+    assert reply == Changed(resize, "no memory there")
+
+    class Replying:
+        """The ranks of a leader, one of which lacks memory."""
+
+        def together(self) -> Any:
+            return nullcontext()
+
+        def send(self, message: Any) -> None:
+            assert message == Change((resize,))
+
+        def replies(self) -> list[Changed]:
+            return [Changed(), reply]
+
+    model = both[0]._core.runner.model
+    leader = ModelRunner(model, both[0]._core.runner.pool, torch.device("cpu"), ranks=Replying())  # type: ignore[arg-type]
+    leader.pool = Accepting()  # type: ignore[assignment]
+    with pytest.raises(StorageError) as caught:
+        leader.apply([resize])
+    assert str(caught.value.__cause__) == "no memory there"
+
+
+class Accepting:
+    def execute(self, change: Any) -> None:
+        """All changes."""

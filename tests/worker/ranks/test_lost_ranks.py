@@ -1,0 +1,93 @@
+"""A rank that dies, stops or fails ends its group; the processes are really killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.waiting import has_ended, wait_until
+from tests.worker.checkpoints import make_checkpoint
+from tests.worker.ranks.engines import GREEDY, PROMPTS, followers
+from worker import Engine
+from worker.layers.batch import Span
+from worker.ranks.leader import RanksLost
+from worker.ranks.messages import Compute
+
+
+def in_background(engine: Engine) -> tuple[threading.Thread, list[BaseException]]:
+    """A thread that generates without end, and the error that ends it."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            while True:
+                engine.generate(PROMPTS, GREEDY)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    steps = engine._core.steps
+    wait_until(lambda: errors or engine._core.steps > steps + 3)
+    assert not errors
+    return thread, errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_follower_that_is_killed_or_stopped_ends_the_step_and_the_group(
+    number: signal.Signals, tmp_path: Path, start: Callable[..., Engine]
+) -> None:
+    engine = start(4, make_checkpoint(tmp_path, "qwen3"))
+    pids = followers(engine)
+    thread, errors = in_background(engine)
+    os.kill(pids[1], number)
+    thread.join(600)
+    (error,) = errors
+    assert isinstance(error, RanksLost)
+    if number is signal.SIGKILL:
+        assert "was killed by SIGKILL" in error.message
+        assert f"rank 2 (process {pids[1]})" in error.message
+    else:
+        assert "did nothing for 5 s" in error.message
+    assert all(map(has_ended, pids))
+    with pytest.raises(RanksLost):
+        engine.generate(PROMPTS, GREEDY)
+
+
+def test_the_death_of_a_follower_is_noticed_without_work(start: Callable[..., Engine]) -> None:
+    engine = start(2)
+    os.kill(followers(engine)[0], signal.SIGKILL)
+    wait_until(lambda: engine._core.runner.ranks._watch.lost)
+    with pytest.raises(RanksLost, match="SIGKILL"):
+        engine._core.step()
+
+
+def test_a_follower_that_fails_says_why(start: Callable[..., Engine]) -> None:
+    engine = start(2)
+    ranks = engine._core.runner.ranks
+    assert ranks is not None
+    ranks.send(Compute((Span(0, 0, [10**6], 1),)))  # no token of the model
+    with pytest.raises(RanksLost, match="IndexError: token 1000000 is beyond"):
+        engine.generate(PROMPTS, GREEDY)
+    assert all(map(has_ended, ranks.pids))
+
+
+def test_an_error_of_the_leader_in_a_step_ends_the_group(
+    start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The followers are in the middle of a step then, and can't be brought back."""
+    engine = start(2)
+
+    def fail(*args: Any) -> None:
+        raise MemoryError("no memory here")
+
+    monkeypatch.setattr(type(engine._core.runner.model), "_hidden", fail)
+    with pytest.raises(RanksLost, match="no memory here"):
+        engine.generate(PROMPTS, GREEDY)
+    assert all(map(has_ended, followers(engine)))
