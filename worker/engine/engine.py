@@ -367,7 +367,7 @@ class EngineCore:
             return nullcontext()
         return computing(self._threads())
 
-    def _threads(self) -> int:
+    def _threads(self) -> int | None:
         return self._threads_of_rank or threads_of(self.info.weight_bytes)
 
     def _update_queue(self) -> None:
