@@ -29,6 +29,13 @@ _JSON_OPTIONS = {
     "lenient": False,  # else keywords that are not supported are ignored
     "coerce_one_of": False,
 }
+# Most characters of formats that may have any number of digits after the second, with nanoseconds:
+# models go on with digits without end.
+_LONGEST_OF_FORMAT = {
+    "time": len("00:00:00.000000000+00:00"),
+    "date-time": len("0000-00-00T00:00:00.000000000+00:00"),
+}
+_DATA = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
 _KNOWN_CHECKS = 256  # distinct grammars whose check is remembered
 _WAYS = "remove it, or check the answer afterwards"
 
@@ -50,7 +57,7 @@ class Grammar:
 
 def of_schema(schema: dict[str, Any], field: str, **options: Any) -> Grammar:
     """JSON that a schema describes. `options`: further ones of llguidance's JSON grammars."""
-    plain = {key: value for key, value in schema.items() if key != "x-guidance"}
+    plain = {key: value for key, value in _bounded(schema).items() if key != "x-guidance"}
     return _grammar([{"json_schema": {**plain, "x-guidance": {**_JSON_OPTIONS, **options}}}], field)
 
 
@@ -107,6 +114,19 @@ def named(name: str, grammar: Grammar) -> Parts:
     """The parts of a grammar, for another one that refers to it as `@name`."""
     first, *others = grammar.parts
     return [{**first, "name": name}, *others]
+
+
+def _bounded(schema: Any) -> Any:
+    """A schema with a limit for the texts of formats that have none."""
+    if isinstance(schema, list):
+        return [_bounded(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: one if key in _DATA else _bounded(one) for key, one in schema.items()}
+    form = schema.get("format")
+    if isinstance(form, str) and form in _LONGEST_OF_FORMAT:
+        found.setdefault("maxLength", _LONGEST_OF_FORMAT[form])
+    return found
 
 
 @cache

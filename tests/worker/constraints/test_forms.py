@@ -159,6 +159,43 @@ def test_white_space_before_json_is_not_legal(qwen: Model, text: str) -> None:
     assert not qwen.follow(text, qwen.matcher(person()))
 
 
+@pytest.mark.parametrize("place", ["$", "$.properties.at", "$.$defs.at"])
+@pytest.mark.parametrize(
+    ("name", "fraction", "taken"),
+    [
+        ("time", "", True),
+        ("time", ".123456789", True),
+        ("time", ".12345678901", False),
+        ("date-time", ".123456789", True),
+        ("date-time", ".12345678901", False),
+    ],
+)
+def test_the_digits_after_a_second_are_limited(
+    qwen: Model, name: str, fraction: str, taken: bool, place: str
+) -> None:
+    form = {"type": "string", "format": name}
+    day = "2026-01-31T" if name == "date-time" else ""
+    text = f'"{day}10:20:30{fraction}+02:00"'
+    if place != "$":
+        held = {"$ref": "#/$defs/at"} if "defs" in place else form
+        form = {"type": "object", "properties": {"at": held}, "$defs": {"at": form}}
+        text = f'{{"at":{text}}}'
+    matcher = qwen.matcher(grammars.of_schema(form, "f"))
+    assert qwen.follow(text, matcher) is taken
+
+
+def test_a_limit_of_a_time_that_the_schema_has_holds(qwen: Model) -> None:
+    form = {"type": "string", "format": "time", "maxLength": 40}
+    assert qwen.follow(f'"10:20:30.{"1" * 20}Z"', qwen.matcher(grammars.of_schema(form, "f")))
+
+
+def test_data_of_a_schema_is_left_as_it_is(qwen: Model) -> None:
+    """What looks like a schema in `const` and `enum` is a value."""
+    value = {"format": "time"}
+    for form in ({"const": value}, {"enum": [value]}):
+        assert qwen.follow('{"format":"time"}', qwen.matcher(grammars.of_schema(form, "f")))
+
+
 def test_a_matcher_is_rebuilt_from_its_tokens(model: Model) -> None:
     ids = model.ids('{"name": "ab", "age"')
     one, other = model.matcher(person()), model.matcher(person())
