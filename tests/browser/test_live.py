@@ -306,6 +306,42 @@ def test_an_event_source_of_a_browser_goes_on_after_a_killed_gateway(
     assert page.value("window.opened") == 2
 
 
+def test_an_event_source_sees_each_event_of_a_response_once(
+    page: Page, site: Site, start: Start
+) -> None:
+    """Its events have names and numbers; the gateway is killed in the middle."""
+    site.worker(delay=0.05)
+    site.wait_for_workers()
+    gateway = start()
+    show(page, gateway)
+    words = " ".join(f"word-{number}" for number in range(120))
+    body = {"model": "fake", "input": f"say {words}", "background": True, "stream": True}
+    with gateway.http() as http, http.stream("POST", "/v1/responses", json=body) as reply:
+        id = f"resp_{reply.headers['x-request-id']}"
+    page.value(f"""(() => {{
+        window.numbers = [], window.said = "", window.opened = 0;
+        const source = new EventSource("v1/responses/{id}?stream=true");
+        const read = event => {{
+            const value = JSON.parse(event.data);
+            window.numbers.push(value.sequence_number);
+            window.said += event.type === "response.output_text.delta" ? value.delta : "";
+            if (event.type === "response.completed") {{ source.close(); window.ended = true; }}
+        }};
+        source.onopen = () => window.opened++;
+        for (const name of ["created", "queued", "in_progress", "output_item.added",
+            "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
+            "output_item.done", "completed"]) source.addEventListener(`response.${{name}}`, read);
+    }})()""")
+    page.wait("window.said.length > 50")
+    gateway.kill()
+    start("--port", str(gateway.port))
+    page.wait("window.ended")
+    assert page.value("window.said").strip() == words
+    numbers = page.value("window.numbers")
+    assert page.value("window.opened") == 2
+    assert [at for at, number in enumerate(numbers) if at != number] == []
+
+
 @pytest.fixture
 def busy(site: Site) -> Site:
     """Queues, workers, runs, running and failed jobs."""
