@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from jobs.encoding import to_json
 from jobs.gateway.failures import HttpError
-from jobs.gateway.files.folders import (
+from jobs.gateway.folders import (
     WITHOUT_KEYS,
     create_json,
     locked,

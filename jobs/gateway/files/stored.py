@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from jobs.gateway.failures import HttpError
-from jobs.gateway.files.folders import (
+from jobs.gateway.folders import (
     locked,
     names_in,
     publish,

@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 
 from jobs.disk_faults import explain
-from jobs.gateway.files.folders import WITHOUT_KEYS, names_in
 from jobs.gateway.files.stored import AREA, FileStore
+from jobs.gateway.folders import WITHOUT_KEYS, names_in
 
 SWEEP_SECONDS = 60.0
 

@@ -17,7 +17,7 @@ from jobs.api.wire import describe
 from jobs.errors import invalid
 from jobs.gateway.bodies import discard
 from jobs.gateway.failures import HttpError
-from jobs.gateway.files.folders import on_disk
+from jobs.gateway.folders import on_disk
 from jobs.sizes import size_texts
 
 FORM = b"multipart/form-data"

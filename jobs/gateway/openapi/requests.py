@@ -17,13 +17,13 @@ from jobs.api.unsupported_fields import (
     IGNORED_IN_TOOL,
     REFUSED_FIELDS,
 )
-from jobs.gateway.openapi.operation import Schema, object_of, schemas_of
-from jobs.gateway.routes.completions import (
+from jobs.gateway.completions.asked import (
     DEFAULT_TOKENS,
     MAX_PROMPTS,
     MOST_LOGPROBS,
     NOT_OF_COMPLETIONS,
 )
+from jobs.gateway.openapi.operation import Schema, object_of, schemas_of
 from jobs.keys import JOB_ID, RUN_ID, SESSION_ID
 
 EMPTY: Schema = {"enum": [None, "", [], {}]}  # of a field that is dropped, whatever its name

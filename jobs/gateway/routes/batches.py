@@ -24,8 +24,8 @@ from jobs.gateway.batches.stored import (
 from jobs.gateway.bodies import read_json
 from jobs.gateway.endpoints import route
 from jobs.gateway.failures import JsonReply
-from jobs.gateway.files.folders import on_disk
 from jobs.gateway.files.stored import FileStore, no_file
+from jobs.gateway.folders import on_disk
 from jobs.gateway.gateway import Gateway
 from jobs.gateway.ids import BATCH
 from jobs.gateway.paging import list_dict, read_page

@@ -14,9 +14,9 @@ from jobs.api.wire import describe
 from jobs.errors import invalid
 from jobs.gateway.endpoints import Gone, route
 from jobs.gateway.failures import JsonReply
-from jobs.gateway.files.folders import on_disk
 from jobs.gateway.files.stored import DATA, FileStore
 from jobs.gateway.files.upload import read_upload
+from jobs.gateway.folders import on_disk
 from jobs.gateway.gateway import Gateway
 from jobs.gateway.ids import FILE
 from jobs.gateway.paging import list_dict, read_page

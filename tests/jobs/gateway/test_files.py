@@ -15,8 +15,8 @@ import pytest
 from openai.types import FileDeleted, FileObject
 
 from jobs.gateway.failures import HttpError
-from jobs.gateway.files.folders import LEFT_SECONDS, UNFINISHED
 from jobs.gateway.files.stored import DATA, FACTS, FileStore
+from jobs.gateway.folders import LEFT_SECONDS, UNFINISHED
 from jobs.gateway.ids import FILE, is_id, new_id
 from jobs.gateway.paging import Page
 from tests.jobs.gateway.conftest import Start

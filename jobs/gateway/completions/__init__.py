@@ -1,0 +1,1 @@
+"""Completions: a job for each prompt, in the form of OpenAI's older API."""
