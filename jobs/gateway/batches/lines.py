@@ -20,16 +20,13 @@ from jobs.data_sets.requests import check_size, json_size
 from jobs.data_sets.source import ErrorRow, RequestRow, SourceRow, Wanted
 from jobs.data_sets.text_rows import json_rows, lines_of
 from jobs.errors import InvalidRequest, invalid
-from jobs.gateway.options import take_background, take_flag
+from jobs.gateway.batches.forms import renamed_for, request_of
 from jobs.gateway.tenants import Tenant
 
-CHAT = "/v1/chat/completions"
-ENDPOINTS = (CHAT,)
 FIELDS = ("custom_id", "method", "url", "body")
 MAX_ID = 512  # characters of a custom_id
 MAX_ERRORS = 100  # that a batch names
 OVERHEAD = 1024  # bytes that a job has beside its request
-OWN_OPTIONS = ("id", "run", "row", "repeat", "custom_id")  # of a job, which the batch sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +132,17 @@ class BatchRows:
         return RequestRow(index, index, 0, place, request, size)
 
     def _request(self, line: Line) -> ChatRequest:
-        body = dict(line.body)
-        take_background(body)
-        if take_flag(body, "stream"):
-            raise invalid("stream: the answers of a batch are not streamed: remove it", "stream")
-        body = self._tenant.claim(body)
+        body = self._tenant.claim(request_of(self._endpoint, line.body))
         options = body.get("job")
         if options is None:
             options = {}
-        if not isinstance(options, dict):
-            return ChatRequest.parse(body)  # which has the sentence
-        for name in OWN_OPTIONS:
-            if options.get(name) is not None:
-                raise invalid(f"job.{name}: the batch sets it: remove it", f"job.{name}")
-        row = {"run": self._run, "row": line.index, "custom_id": line.custom_id}
-        return ChatRequest.parse({**body, "job": {"priority": "bulk", **options, **row}})
+        try:
+            if not isinstance(options, dict):
+                return ChatRequest.parse(body)  # which has the sentence
+            row = {"run": self._run, "row": line.index, "custom_id": line.custom_id}
+            return ChatRequest.parse({**body, "job": {"priority": "bulk", **options, **row}})
+        except InvalidRequest as error:
+            raise renamed_for(self._endpoint, error) from None
 
 
 class _Faulty(Exception):

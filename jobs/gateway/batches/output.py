@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from jobs.encoding import to_json
+from jobs.gateway.batches.forms import response_of
 from jobs.gateway.batches.lines import Line, read_lines
 from jobs.gateway.batches.stored import Outcome, StoredBatch
 from jobs.gateway.files.stored import DATA, OUTPUT, FileStore
@@ -69,13 +70,14 @@ def write_files(
     with ExitStack() as stack:
         paths = [stack.enter_context(files.unfinished()) for _ in range(2)]
         output, errors = (stack.enter_context((path / DATA).open("wb")) for path in paths)
-        for row in _rows(batch, results, finalizing["outcome"]):
+        for line, row in _rows(batch, results, finalizing["outcome"]):
+            content = row.content
             if row.is_answer:
                 written.completed += 1
-                written.count(row.content["response"]["body"])
+                content = _answer(batch.asked.endpoint, line, row, written)
             else:
                 written.failed += 1
-            _write(output if row.is_answer else errors, row.content)
+            _write(output if row.is_answer else errors, content)
         for file in (output, errors):
             file.flush()
             os.fsync(file.fileno())
@@ -95,8 +97,8 @@ def _keep(
     return id
 
 
-def _rows(batch: StoredBatch, results: Results, outcome: Outcome) -> Iterator[Row]:
-    """The lines of both files, in the order of the input."""
+def _rows(batch: StoredBatch, results: Results, outcome: Outcome) -> Iterator[tuple[Line, Row]]:
+    """The lines of both files, in the order of the input, each after that of the input."""
     known: Iterator[Row] = iter(())
     if batch.run in results.runs():
         known = batch_lines(results, batch.run)
@@ -107,9 +109,17 @@ def _rows(batch: StoredBatch, results: Results, outcome: Outcome) -> Iterator[Ro
         while row is not None and row.row < line.index:
             row = next(known, None)
         if row is not None and row.row == line.index:
-            yield _of_row(row, line, outcome)
+            yield line, _of_row(row, line, outcome)
         else:
-            yield _not_run(batch, line, outcome)
+            yield line, _not_run(batch, line, outcome)
+
+
+def _answer(endpoint: str, line: Line, row: Row, written: Written) -> dict[str, Any]:
+    """An answer in the form of the endpoint, counted."""
+    response = row.content["response"]
+    written.count(response["body"])
+    body = response_of(endpoint, line.body, response["body"], row.rows)
+    return {**row.content, "response": {**response, "body": body}}
 
 
 def _of_row(row: Row, line: Line, outcome: Outcome) -> Row:
@@ -118,7 +128,7 @@ def _of_row(row: Row, line: Line, outcome: Outcome) -> Row:
     if outcome == "expired" and error is not None and error["code"] == CANCELLED:
         code, message = NOT_RUN[outcome]
         content["error"] = {"code": code, "message": message}
-    return Row(row.is_answer, content, row.row)
+    return row._replace(content=content)
 
 
 def _not_run(batch: StoredBatch, line: Line, outcome: Outcome) -> Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.gateway.batches.lines import ENDPOINTS
+from jobs.gateway.batches.forms import ENDPOINTS
 from jobs.gateway.openapi.files import EXPIRES_AFTER
 from jobs.gateway.openapi.operation import (
     JSON,

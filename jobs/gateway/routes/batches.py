@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from jobs.api.wire import describe
 from jobs.errors import invalid
-from jobs.gateway.batches.lines import ENDPOINTS
+from jobs.gateway.batches.forms import ENDPOINTS
 from jobs.gateway.batches.stored import (
     CANCELLING,
     ENDED,

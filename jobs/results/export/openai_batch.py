@@ -26,6 +26,7 @@ from jobs.results.files import Results
 COLUMNS = (
     "row_index", "custom_id", "job_id", "operation", "status", "model", "text",
     "reasoning", "tool_calls", "finish_reason", "tokens", "token_logprobs", "top_logprobs",
+    "prompt_token_ids", "output_token_ids",
     "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "started_at",
     "finished_at", "enqueued_at", "error_type", "error_message",
 )  # fmt: skip
@@ -51,11 +52,13 @@ Row = dict[str, Any]
 
 
 class Line(NamedTuple):
-    """A line of one of the two files. row: of the data set."""
+    """A line of one of the two files. row: of the data set. rows: of the results, for each choice
+    of an answer."""
 
     is_answer: bool
     content: dict[str, Any]
     row: int
+    rows: Sequence[Row] = ()
 
 
 def batch_lines(results: Results, run: str, order: Order = "input") -> Iterator[Line]:
@@ -132,7 +135,7 @@ def line_of(rows: Sequence[Row], custom_id: str | None = None) -> Line:
         "response": response,
         "error": error,
     }
-    return Line(bool(answered), content, first["row_index"])
+    return Line(bool(answered), content, first["row_index"], answered)
 
 
 def _response(row: Row, status: int, body: dict[str, Any]) -> dict[str, Any]:

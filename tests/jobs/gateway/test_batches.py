@@ -12,6 +12,7 @@ import openai
 import pytest
 from openai.types import Batch, FileObject
 
+from jobs.gateway.batches.forms import ENDPOINTS
 from jobs.gateway.batches.lines import BatchRows, check_lines
 from jobs.gateway.batches.output import write_files
 from jobs.gateway.batches.stored import ENDED, FINALIZING, IN_PROGRESS, BatchStore
@@ -25,13 +26,35 @@ from tests.waiting import wait_until
 from tests.worker.site import Site
 
 CHAT: Any = "/v1/chat/completions"
+COMPLETIONS: Any = "/v1/completions"
+RESPONSES: Any = "/v1/responses"
 WINDOW: Any = "24h"
 KEYS = '[tenants.a]\nkeys = ["ka"]\nbatches = 1\n[tenants.b]\nkeys = ["kb"]\n'
 
 
 def line(custom_id: Any, **fields: Any) -> dict[str, Any]:
     """A line of an input; `fields` are of its body."""
-    return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": chat(**fields)}
+    return line_for(CHAT, custom_id, chat(**fields))
+
+
+def line_for(endpoint: str, custom_id: Any, body: Any) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": endpoint, "body": body}
+
+
+def body_for(endpoint: str, prompt: str, **fields: Any) -> dict[str, Any]:
+    """The body of a request to an endpoint."""
+    if endpoint == CHAT:
+        return chat(prompt, **fields)
+    name = "prompt" if endpoint == COMPLETIONS else "input"
+    return {"model": "fake", name: prompt, **fields}
+
+
+def text_of(endpoint: str, body: Any) -> str:
+    """The text of an answer."""
+    if endpoint == RESPONSES:
+        return str(body["output"][0]["content"][0]["text"])
+    (choice,) = body["choices"]
+    return str(choice["message"]["content"] if endpoint == CHAT else choice["text"])
 
 
 def jsonl(*lines: Any) -> bytes:
@@ -44,9 +67,11 @@ def upload(client: openai.OpenAI, content: bytes) -> str:
     return client.files.create(file=("in.jsonl", content), purpose="batch").id
 
 
-def make(client: openai.OpenAI, content: bytes, window: Any = WINDOW, **fields: Any) -> Batch:
+def make(
+    client: openai.OpenAI, content: bytes, window: Any = WINDOW, endpoint: Any = CHAT
+) -> Batch:
     return client.batches.create(
-        input_file_id=upload(client, content), endpoint=CHAT, completion_window=window, **fields
+        input_file_id=upload(client, content), endpoint=endpoint, completion_window=window
     )
 
 
@@ -148,13 +173,131 @@ def test_batches_are_those_of_openais_client(site: Site, start: Start) -> None:
         assert again.content(id).read_bytes() == client.files.content(id).read()
 
 
-def test_a_killed_gateway_loses_no_line_of_a_batch(site: Site, start: Start) -> None:
+def bodies_for(endpoint: str) -> dict[str, dict[str, Any]]:
+    """Requests for the demo model that use what the endpoint has, by their custom_ids."""
+    asks: dict[str, dict[str, Any]] = {"plain": {}, "tagged": {"metadata": {"a": "b"}}}
+    if endpoint == RESPONSES:
+        asks |= {
+            "instructed": {"instructions": "Add.", "max_output_tokens": 2, "background": True},
+            "scored": {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+        }
+    elif endpoint == COMPLETIONS:
+        asks |= {
+            "echoed": {"echo": True, "max_tokens": 3},
+            "several": {"n": 2, "max_tokens": 2, "logprobs": 2},
+            "ids": {"prompt": [5, 6, 7], "stop": ["7"]},
+        }
+    else:
+        asks |= {
+            "several": {"n": 2, "logprobs": True, "top_logprobs": 2},
+            "ids": {"return_token_ids": True, "max_tokens": 2},
+        }
+    return {
+        id: body_for(endpoint, f"What is 1{n} + 25?", model="demo", temperature=0) | fields
+        for n, (id, fields) in enumerate(asks.items())
+    }
+
+
+TYPES: dict[str, Any] = {
+    CHAT: openai.types.chat.ChatCompletion,
+    COMPLETIONS: openai.types.Completion,
+    RESPONSES: openai.types.responses.Response,
+}
+# What differs between two answers to one request, or is not in the rows.
+OF_ONE_ANSWER = {
+    *("id", "created", "created_at", "system_fingerprint", "store", "background", "bytes"),
+    *("cached_tokens", "peak_memory_mb", "prediction_steps", "refusal"),
+}
+
+
+def common(body: Any) -> Any:
+    """What two answers to one request have in common; numbers as far as rows hold them."""
+    if isinstance(body, dict):
+        return {name: common(one) for name, one in body.items() if name not in OF_ONE_ANSWER}
+    if isinstance(body, list):
+        return [common(one) for one in body]
+    return round(body, 3) if isinstance(body, float) else body
+
+
+def test_each_endpoint_answers_the_lines_of_a_batch_as_requests(site: Site, start: Start) -> None:
+    site.worker(real=True, models=["demo"], lease_seconds=600.0)
+    site.wait_for_workers()
+    gateway = start("--results", str(site.folder))
+    client = client_of(gateway.url)
+    made = {}
+    for endpoint in ENDPOINTS:
+        lines = [line_for(endpoint, id, body) for id, body in bodies_for(endpoint).items()]
+        wrong = line_for(endpoint, "wrong", body_for(endpoint, "x", model="demo", top_p=2))
+        made[endpoint] = make(client, jsonl(*lines, wrong), endpoint=endpoint)
+    for endpoint, batch in made.items():
+        bodies = bodies_for(endpoint)
+        ended = end_of(client, batch)
+        assert (ended.status, ended.endpoint, ended.errors) == ("completed", endpoint, None)
+        output, (wrong,) = check(client, ended, [*bodies, "wrong"])
+        assert [one["custom_id"] for one in output] == [*bodies]
+        assert (wrong["response"]["status_code"], wrong["error"]) == (400, None)
+        assert wrong["response"]["body"]["error"]["param"] in ("top_p", None)
+        assert "top_p" in wrong["response"]["body"]["error"]["message"]
+        with gateway.http() as http:
+            for one in output:
+                body = one["response"]["body"]
+                TYPES[endpoint].model_validate(body, strict=True)
+                asked = {**bodies[one["custom_id"]], "background": False}
+                reply = http.post(endpoint, json=asked).json()
+                assert common(body) == common(reply), one["custom_id"]
+        if endpoint == RESPONSES:
+            with pytest.raises(openai.NotFoundError):  # it is in the file alone
+                client.responses.retrieve(output[0]["response"]["body"]["id"])
+
+
+REFUSED = [
+    (CHAT, "stream", {"stream": True}),
+    (CHAT, "store", {"store": False}),
+    (CHAT, "job.run", {"job": {"run": "r"}}),
+    (CHAT, "prompt_logprobs", {"prompt_logprobs": 1}),
+    (CHAT, "messages", {"messages": []}),
+    (COMPLETIONS, "stream", {"stream": True}),
+    (COMPLETIONS, "job.custom_id", {"job": {"custom_id": "c"}}),
+    (COMPLETIONS, "prompt", {"prompt": ["a", "b"]}),
+    (COMPLETIONS, "prompt", {"prompt": None}),
+    (COMPLETIONS, "prompt", {"prompt": [-1]}),
+    (COMPLETIONS, "logprobs", {"echo": True, "logprobs": 1}),
+    (COMPLETIONS, "echo", {"echo": True, "prompt": [1]}),
+    (COMPLETIONS, "suffix", {"suffix": "x"}),
+    (RESPONSES, "stream", {"stream": True}),
+    (RESPONSES, "store", {"store": False}),
+    (RESPONSES, "job.id", {"job": {"id": "j"}}),
+    (RESPONSES, "job.session", {"job": {"session": "s"}}),
+    (RESPONSES, "previous_response_id", {"previous_response_id": "resp_x"}),
+    (RESPONSES, "max_output_tokens", {"max_output_tokens": 0}),
+    (RESPONSES, "input", {"input": None}),
+    (RESPONSES, "messages", {"messages": []}),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "param", "fields"), REFUSED)
+def test_a_wrong_body_is_an_error_of_its_line(
+    tmp_path: Path, endpoint: str, param: str, fields: dict[str, Any]
+) -> None:
+    file = tmp_path / "input"
+    bodies = body_for(endpoint, "good"), body_for(endpoint, "wrong") | fields
+    file.write_bytes(jsonl(*(line_for(endpoint, str(n), one) for n, one in enumerate(bodies))))
+    assert check_lines(file, endpoint).faults == []
+    good, wrong = list[Any](BatchRows(file, endpoint, None, "r").read(lambda _: True))
+    assert good.request.job.run == "r" and good.request.job.id is None
+    assert (wrong.row, wrong.error.param, wrong.fields["job"]) == (1, param, {"custom_id": "1"})
+    assert param in wrong.error.message
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_killed_gateway_loses_no_line_of_a_batch(site: Site, start: Start, endpoint: str) -> None:
     site.worker()
     site.wait_for_workers()
     first = start("--results", str(site.folder))
     client = client_of(first.url)
     ids = [f"q{number}" for number in range(300)]
-    batch = make(client, jsonl(*(line(id, prompt=f"say {id}") for id in ids)))
+    lines = (line_for(endpoint, id, body_for(endpoint, f"say {id}")) for id in ids)
+    batch = make(client, jsonl(*lines), endpoint=endpoint)
     wait_until(lambda: site.rows(batch.id))  # some are in Parquet
     first.kill()
     assert not BatchStore(site.folder, None).get(batch.id).has(ENDED)
@@ -162,7 +305,9 @@ def test_a_killed_gateway_loses_no_line_of_a_batch(site: Site, start: Start) -> 
     ended = end_of(second, batch)
     assert ended.status == "completed"
     output, errors = check(second, ended, ids)
-    assert len(output) == len(ids) and errors == []
+    assert errors == []
+    texts = [text_of(endpoint, one["response"]["body"]).strip() for one in output]
+    assert texts == [one["custom_id"] for one in output] == ids
     assert set(Counter(site.written(batch.id)).values()) == {1}
     assert len(site.written(batch.id)) == len(ids)
 
