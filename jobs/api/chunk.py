@@ -27,6 +27,7 @@ class ChunkChoice(Output):
     delta: ChoiceDelta
     finish_reason: FinishReason | None = None
     logprobs: ChoiceLogprobs | None = None
+    token_ids: list[int] | None = None  # as vLLM has them, if the request asks for them
 
 
 class ChatChunk(Output):
@@ -45,6 +46,7 @@ class ChatChunk(Output):
     system_fingerprint: str | None = None
     cursor: str | None = None
     reset: bool | None = None
+    prompt_token_ids: list[int] | None = None  # in the first chunk of choice 0, as token_ids
 
     def to_dict(self) -> dict[str, Any]:
         data = super().to_dict()

@@ -135,7 +135,7 @@ class ChatRequest(Sampling):
         n                         number of answers
         logprobs, top_logprobs    log-probabilities of the tokens
         prompt_logprobs           log-probabilities of the prompt's tokens, without stream
-        return_token_ids          token ids of the prompt and of the answers, without stream
+        return_token_ids          token ids of the prompt and of the answers
         skip_special_tokens
         response_format, structured_outputs  the form of the answer: JSON, a regular expression, …
         separate_reasoning        False: the reasoning stays in the content, with its tags
@@ -170,7 +170,7 @@ class ChatRequest(Sampling):
     structured_outputs: StructuredOutputs | None = None
     tools: Annotated[list[Tool], AfterValidator(_distinct)] | None = None
     tool_choice: Text | dict[str, Any] | None = None
-    return_token_ids: StrictBool | None = None  # in the completion
+    return_token_ids: StrictBool | None = None  # in completion and chunks
     parallel_tool_calls: StrictBool | None = None  # false: a required call is the only one
     stream: StrictBool | None = None  # None: interactive jobs stream, bulk jobs don't
     stream_options: StreamOptions | None = None
@@ -246,8 +246,6 @@ class ChatRequest(Sampling):
             )
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs: they are not streamed: set stream to false")
-        if self.return_token_ids and self.stream:
-            raise ValueError("return_token_ids: they are not streamed: set stream to false")
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens: must be at least 1, or -1 for the context")
         if self.truncate is not None and self.truncate_prompt_tokens is not None:

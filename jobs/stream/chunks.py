@@ -23,7 +23,11 @@ class ChunkBuilder:
 
     def chunk(self, deltas: Iterable[Delta], cursor: str | None = None) -> ChatChunk:
         """A chunk with one choice per delta."""
-        return self._chunk([self._choice(delta) for delta in deltas], cursor)
+        deltas = [*deltas]
+        chunk = self._chunk([self._choice(delta) for delta in deltas], cursor)
+        prompt = next((delta.prompt_token_ids for delta in deltas if delta.prompt_token_ids), None)
+        chunk.prompt_token_ids = None if prompt is None else list(prompt)
+        return chunk
 
     def usage(self, completion: ChatCompletion, cursor: str | None = None) -> ChatChunk:
         """The closing chunk for `stream_options.include_usage`: token counts, no choices."""
@@ -56,6 +60,7 @@ class ChunkBuilder:
             ),
             finish_reason=delta.finish_reason,
             logprobs=ChoiceLogprobs(content=list(delta.logprobs)) if delta.logprobs else None,
+            token_ids=list(delta.token_ids) or None,
         )
 
     def _chunk(self, choices: list[ChunkChoice], cursor: str | None) -> ChatChunk:

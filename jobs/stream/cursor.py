@@ -28,9 +28,11 @@ class _Output:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     calls: list[ToolCallDelta] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, choice: Choice) -> _Output:
+    def of(cls, choice: Choice, completion: ChatCompletion) -> _Output:
         """All that a finished choice has generated."""
         message = choice.message
         return cls(
@@ -42,6 +44,8 @@ class _Output:
                 for index, call in enumerate(message.tool_calls or ())
             ],
             choice.finish_reason,
+            choice.token_ids or [],
+            (completion.prompt_token_ids or []) if choice.index == 0 else [],
         )
 
     def add(self, delta: Delta) -> None:
@@ -50,6 +54,8 @@ class _Output:
         self.logprobs += delta.logprobs
         self.calls += delta.tool_calls
         self.finish_reason = delta.finish_reason or self.finish_reason
+        self.token_ids += delta.token_ids
+        self.prompt_token_ids += delta.prompt_token_ids
 
     def begins(self, other: _Output) -> bool:
         """True if `other` is this output, or continues it. Log-probabilities may differ a little
@@ -62,6 +68,8 @@ class _Output:
             and other.reasoning.startswith(self.reasoning)
             and [one.token for one in other.logprobs[: len(tokens)]] == tokens
             and other.calls[: len(self.calls)] == self.calls
+            and other.token_ids[: len(self.token_ids)] == self.token_ids
+            and self.prompt_token_ids in ([], other.prompt_token_ids)
         )
 
     def rest(self, index: int, held: _Output) -> Delta | None:
@@ -74,6 +82,8 @@ class _Output:
             tuple(self.logprobs[len(held.logprobs) :]),
             None if held.finish_reason else self.finish_reason,
             tuple(self.calls[len(held.calls) :]),
+            tuple(self.token_ids[len(held.token_ids) :]),
+            () if held.prompt_token_ids else tuple(self.prompt_token_ids),
         )
         return None if delta == Delta(index) else delta
 
@@ -141,7 +151,7 @@ class StreamCursor:
         """The remaining chunks, from the completion of the job's last attempt."""
         chunks: list[ChatChunk] = []
         if self._after[0] != attempt or self._after[1] < TAIL_SEQ:
-            whole = {choice.index: _Output.of(choice) for choice in completion.choices}
+            whole = {choice.index: _Output.of(choice, completion) for choice in completion.choices}
             if not self._agrees(whole):
                 chunks.append(self._discard(attempt))
             chunks += self._advance(whole, f"{attempt}-{TAIL_SEQ if self._usage else END_SEQ}")

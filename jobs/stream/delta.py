@@ -18,9 +18,11 @@ class Delta(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    token_ids: tuple[int, ...] = ()  # if the request asks for them
+    prompt_token_ids: tuple[int, ...] = ()  # the same, in the first delta of choice 0
 
     def to_wire(self) -> dict[str, Any]:
-        """JSON object with short keys: i, c, r, l, f, t. Empty fields are omitted."""
+        """JSON object with short keys: i, c, r, l, f, t, k, p. Empty fields are omitted."""
         wire: dict[str, Any] = {"i": self.choice}
         if self.content:
             wire["c"] = self.content
@@ -32,6 +34,10 @@ class Delta(NamedTuple):
             wire["f"] = self.finish_reason
         if self.tool_calls:
             wire["t"] = [call.to_dict() for call in self.tool_calls]
+        if self.token_ids:
+            wire["k"] = self.token_ids
+        if self.prompt_token_ids:
+            wire["p"] = self.prompt_token_ids
         return wire
 
     @classmethod
@@ -44,6 +50,8 @@ class Delta(NamedTuple):
             logprobs=tuple(TokenLogprob.model_validate(token) for token in wire.get("l") or ()),
             finish_reason=wire.get("f") or None,
             tool_calls=tuple(ToolCallDelta.model_validate(call) for call in wire.get("t") or ()),
+            token_ids=tuple(wire.get("k") or ()),
+            prompt_token_ids=tuple(wire.get("p") or ()),
         )
 
 
@@ -66,4 +74,6 @@ def _joined(parts: list[Delta]) -> Delta:
         logprobs=tuple([token for part in parts for token in part.logprobs]),
         finish_reason=reasons[-1] if reasons else None,
         tool_calls=tuple([call for part in parts for call in part.tool_calls]),
+        token_ids=tuple([id for part in parts for id in part.token_ids]),
+        prompt_token_ids=tuple([id for part in parts for id in part.prompt_token_ids]),
     )

@@ -170,7 +170,12 @@ class ChatAssembly:
         sampled = [event.sampled for event in events if event.sampled is not None]
         logprobs = [self._logprob(one) for one in sampled if one.logprob is not None]
         delta = choice.add(events, text, logprobs)
-        visible = delta.content or delta.reasoning or delta.tool_calls
+        if self._request.return_token_ids:
+            ids = [one.token_id for one in sampled]
+            begins = choice.index == 0 and len(choice.token_ids) == len(ids)
+            prompt = tuple(self._prompt_ids) if begins else ()
+            delta = delta._replace(token_ids=tuple(ids), prompt_token_ids=prompt)
+        visible = delta.content or delta.reasoning or delta.tool_calls or delta.token_ids
         return delta if visible or logprobs or delta.finish_reason else None
 
     def _outcome(self) -> Outcome:

@@ -62,6 +62,7 @@ class ChoiceState(ChoiceParts):
 
     open_call: Call | None = None
     open_number: int = -1  # of the open call, as the upstream counts
+    streamed_ids: int = 0  # of token_ids
 
 
 class Answer:
@@ -177,7 +178,9 @@ class Answer:
         if reason is not None:
             calls += self._close(choice)
             choice.finish(self._reason(reason))
-        if not (content or reasoning or refusal or logprobs or choice.open_call or calls or reason):
+        ids, prompt = self._new_ids(choice)
+        shown = content or reasoning or logprobs or calls or reason or ids
+        if not (shown or refusal or choice.open_call):
             return None
         if self.first_token_at is None:
             self.first_token_at = clock.now()
@@ -186,10 +189,19 @@ class Answer:
         choice.refusal.append(refusal)
         choice.logprobs += logprobs
         self.tokens += len(logprobs) or 1
-        if not (content or reasoning or logprobs or calls or reason):
+        if not shown:
             return None
         ended = choice.finish_reason if reason is not None else None
-        return Delta(choice.index, content, reasoning, logprobs, ended, tuple(calls))
+        return Delta(choice.index, content, reasoning, logprobs, ended, tuple(calls), ids, prompt)
+
+    def _new_ids(self, choice: ChoiceState) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token ids of a choice and of the prompt that no delta has, if they are asked for and the
+        upstream says both."""
+        if not (self._request.return_token_ids and self._prompt_ids):
+            return (), ()
+        begun, choice.streamed_ids = choice.streamed_ids, len(choice.token_ids)
+        prompt = tuple(self._prompt_ids) if choice.index == 0 and begun == 0 else ()
+        return tuple(choice.token_ids[begun:]), prompt
 
     def _fragments(
         self, choice: ChoiceState, fragments: Sequence[Mapping[str, Any]]

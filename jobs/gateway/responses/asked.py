@@ -39,6 +39,7 @@ REFUSED = {
     "logprobs": f'use include: ["{LOGPROBS}"]',
     "n": "a response has one answer",
     "prompt_logprobs": "use /v1/completions",
+    "return_token_ids": "use /v1/chat/completions",
     "prompt_token_ids": "use /v1/completions",
     "apply_chat_template": "use /v1/completions",
     "continue_final_message": "use /v1/chat/completions",

@@ -145,8 +145,13 @@ def _split(content: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, An
     if not any(one["finish_reason"] and "tool_calls" in one["delta"] for one in choices):
         return None, content
     calls = [{**one, "finish_reason": None} for one in choices]
-    ends = [{**one, "delta": {}, "logprobs": None} for one in choices if one["finish_reason"]]
-    return {**content, "choices": calls}, {**content, "choices": ends}
+    ends = [
+        {"index": one["index"], "delta": {}, "finish_reason": reason, "logprobs": None}
+        for one in choices
+        if (reason := one["finish_reason"])
+    ]
+    rest = {name: value for name, value in content.items() if name != "prompt_token_ids"}
+    return {**content, "choices": calls}, {**rest, "choices": ends}
 
 
 def chunk_dict(chunk: ChatChunk, usage: bool) -> dict[str, Any]:

@@ -47,6 +47,14 @@ def test_chats_and_streams_are_those_of_openais_client(site: Site, start: Start)
     assert counted[-1].choices == []
     assert counted[-1].usage.total_tokens == completion.usage.total_tokens
 
+    ids: Any = {"return_token_ids": True}
+    told = client.chat.completions.create(**SUM, extra_body=ids)
+    first, *later = client.chat.completions.create(**SUM, stream=True, extra_body=ids)
+    assert first.prompt_token_ids == told.prompt_token_ids
+    assert not any(hasattr(chunk, "prompt_token_ids") for chunk in later)
+    streamed = [getattr(chunk.choices[0], "token_ids", []) for chunk in (first, *later)]
+    assert sum(streamed, []) == told.choices[0].token_ids
+
     both = client.chat.completions.create(**{**SUM, "temperature": 1}, n=2, seed=1)
     assert [choice.index for choice in both.choices] == [0, 1]
 

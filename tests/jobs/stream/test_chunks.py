@@ -174,10 +174,10 @@ def test_calls_of_another_attempt_are_reset():
 
 TOKENS = [TokenLogprob(token=text, logprob=-1.0) for text in "abcdef"]
 OUTPUT = [
-    Delta(0, reasoning="hm", logprobs=(TOKENS[0],)),
+    Delta(0, reasoning="hm", logprobs=(TOKENS[0],), token_ids=(1,), prompt_token_ids=(8, 9)),
     Delta(1, "x"),
-    Delta(0, "a", logprobs=(TOKENS[1],)),
-    Delta(0, "b", logprobs=(TOKENS[2],), tool_calls=(F,)),
+    Delta(0, "a", logprobs=(TOKENS[1],), token_ids=(2, 3)),
+    Delta(0, "b", logprobs=(TOKENS[2],), tool_calls=(F,), token_ids=(4,)),
     Delta(1, "y"),
     Delta(0, tool_calls=(G,), logprobs=(TOKENS[3],)),
     Delta(0, finish_reason="tool_calls"),
@@ -199,6 +199,8 @@ def merged(chunks: list[ChatChunk]) -> dict[int, Any]:
                 [token.token for token in (choice.logprobs and choice.logprobs.content) or ()],
                 [call.id for call in delta.tool_calls or ()],
                 [choice.finish_reason],
+                choice.token_ids or [],
+                (chunk.prompt_token_ids or []) if choice.index == 0 else [],
             ]
             mine = found.setdefault(choice.index, [[] for _ in parts])
             for have, part in zip(mine, parts, strict=True):
@@ -217,8 +219,11 @@ def test_an_attempt_that_agrees_repeats_no_part_of_any_choice(died: int, size: i
     cursor = StreamCursor("j", {}, 5)
     chunks = [chunk for entry in entries for chunk in cursor.take(entry)]
     assert merged(chunks) == {
-        0: [["assistant"], [*"hm"], [*"ab"], [*"abcd"], ["call_0", "call_1"], ["tool_calls"]],
-        1: [["assistant"], [], [*"xyz"], [], [], ["length"]],
+        0: [
+            *(["assistant"], [*"hm"], [*"ab"], [*"abcd"], ["call_0", "call_1"], ["tool_calls"]),
+            *([1, 2, 3, 4], [8, 9]),
+        ],
+        1: [["assistant"], [], [*"xyz"], [], [], ["length"], [], []],
     }
     for number, chunk in enumerate(chunks):
         resumed = StreamCursor("j", {}, 5, chunk.cursor)
@@ -236,10 +241,12 @@ def test_an_attempt_that_agrees_repeats_no_part_of_any_choice(died: int, size: i
         Delta(0, "abc", finish_reason="length"),
         Delta(0, "ab", tool_calls=(G,)),
         Delta(0, "ab", logprobs=(TOKENS[5],)),
+        Delta(0, "ab", token_ids=(5,)),
+        Delta(0, "ab", prompt_token_ids=(5,)),
     ],
 )
 def test_an_attempt_that_differs_is_reset_and_given_whole(other: Delta) -> None:
-    held = Delta(0, "abc", logprobs=(TOKENS[0],), tool_calls=(F,), finish_reason="tool_calls")
+    held = Delta(0, "abc", "", (TOKENS[0],), "tool_calls", (F,), (1,), (8, 9))
     cursor = StreamCursor("j", {}, 5)
     cursor.take(Entry("j", 1, 1, (held,)))
     first = cursor.take(Entry("j", 2, 1, (Delta(0, "a"),)))
@@ -248,6 +255,21 @@ def test_an_attempt_that_differs_is_reset_and_given_whole(other: Delta) -> None:
     assert (reset.reset, reset.cursor, chunk.cursor) == (True, "2-0", "2-2")
     assert chunk.text == other.content
     assert chunk.choices[0].delta.role == "assistant"
+
+
+def test_token_ids_that_the_log_lacks_come_with_the_completion() -> None:
+    whole = COMPLETION.model_copy(deep=True)
+    whole.prompt_token_ids, whole.choices[0].token_ids = [8, 9], [1, 2]
+    whole.choices[1].token_ids = [3]
+    (only,) = StreamCursor("j", {}, 5).complete(whole, 1)
+    assert only.prompt_token_ids == [8, 9]
+    assert [choice.token_ids for choice in only.choices] == [[1, 2], [3]]
+    cursor = StreamCursor("j", {}, 5)
+    first = Delta(0, "a", token_ids=(1,), prompt_token_ids=(8, 9))
+    cursor.take(Entry("j", 1, 1, (first,)))
+    (rest,) = cursor.complete(whole, 1)
+    assert [choice.token_ids for choice in rest.choices] == [[2], [3]]
+    assert (rest.prompt_token_ids, rest.reset) == (None, None)
 
 
 def test_output_of_a_lost_attempt_is_not_given_out() -> None:

@@ -26,7 +26,12 @@ CALL = ToolCallDelta(index=1, id="call_1", function=FunctionCall(name="f", argum
         (Delta(0, logprobs=(A, B)), {"i", "l"}),
         (Delta(0, finish_reason="length"), {"i", "f"}),
         (Delta(0, tool_calls=(CALL,)), {"i", "t"}),
-        (Delta(3, "x", "y", (A,), "stop", (CALL,)), {"i", "c", "r", "l", "f", "t"}),
+        (Delta(0, token_ids=(7, 8)), {"i", "k"}),
+        (Delta(0, prompt_token_ids=(1, 2)), {"i", "p"}),
+        (
+            Delta(3, "x", "y", (A,), "stop", (CALL,), (7,), (1,)),
+            {"i", "c", "r", "l", "f", "t", "k", "p"},
+        ),
     ],
 )
 def test_a_delta_survives_its_wire_form_which_omits_empty_fields(delta, names):

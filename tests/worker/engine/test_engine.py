@@ -42,8 +42,15 @@ def test_token_ids_are_returned_where_they_are_asked_for(engine: Engine) -> None
     assert outputs[0] != outputs[1]
     plain = engine.chat(ask(n=2, seed=1))
     assert plain.prompt_token_ids is None and plain.choices[0].token_ids is None
-    with pytest.raises(JobError, match="return_token_ids: they are not streamed"):
-        ask(return_token_ids=True, stream=True)
+    chunks = list(engine.stream(ask(n=2, seed=1, return_token_ids=True, stream=True)))
+    prompts = [chunk.prompt_token_ids for chunk in chunks if chunk.prompt_token_ids]
+    assert prompts == [asked.prompt_token_ids]
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    for index, ids in enumerate(outputs):
+        mine = [choice.token_ids or [] for choice in choices if choice.index == index]
+        assert sum(mine, []) == ids and len(mine) > 1
+    silent = list(engine.stream(ask(n=2, seed=1)))
+    assert not any(c.prompt_token_ids or c.choices[0].token_ids for c in silent if c.choices)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -293,8 +293,13 @@ def test_token_ids_are_those_that_the_upstream_sends(
     completion = asked.result(timeout=1)
     assert (completion.prompt_token_ids, completion.choices[0].token_ids) == ([1, 2], [5, 6])
     assert plain.result(timeout=1).choices[0].token_ids is None
+    live = site.submit(return_token_ids=True, stream=True)
+    burst()
+    first, last = live.stream()
+    assert (first.prompt_token_ids, first.choices[0].token_ids) == ([1, 2], [5])
+    assert (last.prompt_token_ids, last.choices[0].token_ids) == (None, [6])
     asked_for = Counter(body.get("return_token_ids") for body in server.bodies)
-    assert asked_for == {True: 2, None: 1}
+    assert asked_for == {True: 3, None: 1}
 
 
 def test_a_scoring_job_is_left_to_a_worker_with_the_models_files(
