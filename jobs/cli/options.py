@@ -70,15 +70,22 @@ def make_redis_option(
 
 
 redis_option = make_redis_option("Redis server.", _check_redis)
-results_option = click.option(
-    "--results",
-    envvar="CHATJOBS_RESULTS",
-    default="results",
-    show_default="./results",
-    show_envvar=True,
-    metavar="DIR",
-    help="Folder of the result data sets.",
-)
+
+
+def make_results_option(help: str) -> Callable[[FC], FC]:
+    """Return the option that selects the results folder."""
+    return click.option(
+        "--results",
+        envvar="CHATJOBS_RESULTS",
+        default="results",
+        show_default="./results",
+        show_envvar=True,
+        metavar="DIR",
+        help=help,
+    )
+
+
+results_option = make_results_option("Folder of the result data sets.")
 
 
 def check_run(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -12,18 +12,13 @@ import io
 import json
 import logging
 import os
-import re
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TextIO
 
 import click
 
-# What lines about a job or a device name beside their text: `extra` of logging.
-LOG_FIELDS = ("device", "job", "run", "model", "code", "attempt")
-
-# The categories Cc, without newline and tab, and Bidi_Control of Unicode.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+from jobs.log_lines import CONTROLS, LogFormatter, visible
 
 
 def open_streams() -> None:
@@ -61,7 +56,7 @@ def print_json(value: Any, *, err: bool = False) -> None:
         value, ensure_ascii=not _is_unicode(stream), separators=(",", ":"), default=_iso_format
     )
     if is_terminal(stream):
-        text = _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+        text = CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
     _write(text, stream)
 
 
@@ -74,11 +69,6 @@ def encodable(text: str, stream: TextIO) -> str:
     """`text` with the characters that the encoding of `stream` lacks as escapes."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def visible(text: str) -> str:
-    """`text` with control characters as escapes, such as \\x1b; newlines and tabs stay."""
-    return _CONTROLS.sub(_escape, text)
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -96,56 +86,6 @@ def show_log_lines() -> None:
     """Format the warnings of libraries, which logging writes to stderr if no handler is set."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(LogFormatter())
-
-
-class LogFormatter(logging.Formatter):
-    """Log lines on stderr."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record), err=True)
-
-
-class JsonFormatter(logging.Formatter):
-    """Log lines for programs: one JSON object each, in ASCII."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created, UTC)
-        line: dict[str, Any] = {
-            "time": moment.isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line |= {name: vars(record)[name] for name in LOG_FIELDS if name in vars(record)}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, separators=(",", ":"), default=str)
-
-
-def log_form(form: str) -> str:
-    """text or json, as `form` says, or auto: text on a terminal."""
-    if form != "auto":
-        return form
-    return "text" if is_terminal(sys.stderr) else "json"
-
-
-def log_to_stderr(form: str = "auto", *, quiet: bool) -> None:
-    """Log to stderr: this project from INFO, or with `quiet` from WARNING like all libraries.
-
-    form: see `log_form`.
-    """
-    handler = logging.StreamHandler()
-    text = LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(text if log_form(form) == "text" else JsonFormatter())
-    logging.basicConfig(handlers=[handler])
-    if not quiet:
-        for package in ("jobs", "worker"):
-            logging.getLogger(package).setLevel(logging.INFO)
-
-
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def _styled(text: str, stream: TextIO, **style: Any) -> str:

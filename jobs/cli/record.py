@@ -16,8 +16,8 @@ from jobs.cli.options import (
     redis_option,
     results_option,
 )
-from jobs.cli.output import log_to_stderr
 from jobs.cli.stderr import keep_writing
+from jobs.log_lines import log_to_stderr
 
 
 @click.command()

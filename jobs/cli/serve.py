@@ -14,13 +14,13 @@ from jobs.cli.failures import Unavailable, WrongInput
 from jobs.cli.options import (
     check_server,
     log_format_option,
+    make_results_option,
     quiet_option,
     redis_option,
-    results_option,
 )
-from jobs.cli.output import log_to_stderr
 from jobs.cli.stderr import keep_writing
 from jobs.gateway.settings import MAX_BODY, MAX_CONNECTIONS, MAX_FILE, Settings
+from jobs.log_lines import log_form, log_to_stderr
 
 NEEDED = {
     "starlette": "starlette",
@@ -39,7 +39,10 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: a free one."
 )
 @redis_option
-@results_option
+@make_results_option(
+    "Folder of the workers' results, on a disk that this machine shares: it has the uploaded files "
+    "and the batches, and the page shows its runs."
+)
 @click.option(
     "--api-key-file",
     type=FILE,
@@ -119,7 +122,8 @@ def serve(
     from jobs.errors import JobError
     from jobs.gateway.server import serve as run
 
-    log_to_stderr(log_format, quiet=quiet)
+    form = log_form(log_format)
+    log_to_stderr(form, quiet=quiet)
     settings = Settings(
         redis_url=redis_url,
         results=Path(results),
@@ -133,6 +137,8 @@ def serve(
         max_body=max_body,
         max_file=max_file,
         max_connections=max_connections,
+        log_form=form,
+        quiet=quiet,
     )
     try:
         settings.check()

@@ -34,7 +34,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         sweeping = asyncio.create_task(sweep_files(gateway.settings.results))
         settings = gateway.settings
-        running = asyncio.create_task(watch_batches(settings.redis_url, settings.results))
+        running = asyncio.create_task(watch_batches(settings))
         yield
         await end(sweeping, running)
         await gateway.close()

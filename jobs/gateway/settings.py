@@ -33,6 +33,8 @@ class Settings:
     read_seconds: float = 60.0  # for the head of a request, and for its body
     write_seconds: float = 60.0  # without a byte that a client takes
     grace_seconds: float = 25.0  # for the replies that are open when the process is told to stop
+    log_form: str = "text"  # or json, of the lines of the process that runs batches
+    quiet: bool = False  # without its lines of the level INFO
 
     def check(self) -> None:
         """Raises InvalidRequest for settings that no gateway starts with."""

@@ -17,7 +17,7 @@ import pytest
 
 from jobs import Client, JobError, keys
 from jobs.api.params import RequestFields
-from jobs.cli.output import LogFormatter
+from jobs.log_lines import LogFormatter
 from tests.cli.conftest import COMMAND, Show, Stream
 from tests.jobs.conftest import StepwiseWorker
 

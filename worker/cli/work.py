@@ -22,9 +22,10 @@ from jobs.cli.options import (
     quiet_option,
     results_option,
 )
-from jobs.cli.output import echo, log_form, log_to_stderr
+from jobs.cli.output import echo
 from jobs.cli.stderr import keep_writing
 from jobs.errors import JobError
+from jobs.log_lines import log_form, log_to_stderr
 from worker.cli.device_commands import worker_commands
 from worker.cli.devices import WorkerDevice, cores_of_ranks, parse_devices
 from worker.cli.options import (

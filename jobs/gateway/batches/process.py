@@ -1,5 +1,6 @@
 """The process that runs the batches of all tenants, beside a gateway: `python -m` this module, with
-the results folder. The URL of Redis is in the environment.
+the results folder, the form of its log lines, and --quiet if the gateway is. The URL of Redis is in
+the environment.
 
 Each gateway has one, and the lease on the run of a batch says which of them runs it. It removes
 batches that ended long ago.
@@ -22,6 +23,7 @@ from jobs.disk_faults import explain
 from jobs.errors import JobError
 from jobs.gateway.batches.running import BatchRun, Left
 from jobs.gateway.batches.stored import StoredBatch, stores
+from jobs.log_lines import log_to_stderr
 from jobs.results.files import Results
 from jobs.signals import StopSignals
 from jobs.store.producer_lease import LeaseLost
@@ -106,11 +108,11 @@ class Batches:
 
 
 def main() -> None:
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("jobs").setLevel(logging.INFO)
+    folder, form, *quiet = sys.argv[1:]
+    log_to_stderr(form, quiet=bool(quiet))
     warnings.simplefilter("ignore", IgnoredFieldWarning)
     client = Client()
-    batches = Batches(client, Results(sys.argv[1]))
+    batches = Batches(client, Results(folder))
     with StopSignals(batches, "other processes go on with the batches"):
         batches.run()
     client.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jobs.child import ChildProcess
 from jobs.gateway.batches.stored import stores
+from jobs.gateway.settings import Settings
 from jobs.store.connection.connect import URL_VARIABLE
 
 LOOK_SECONDS = 1.0
@@ -18,7 +19,7 @@ END_SECONDS = 8.0  # of the process, after SIGTERM
 logger = logging.getLogger(__name__)
 
 
-async def watch_batches(redis_url: str, results: Path) -> None:
+async def watch_batches(settings: Settings) -> None:
     """Start the process when there is a batch that has not ended, and again if it dies, until this
     is cancelled. It ends with this process, however that ends."""
     child: ChildProcess | None = None
@@ -30,8 +31,8 @@ async def watch_batches(redis_url: str, results: Path) -> None:
                     logger.error("the process of the batches has died: it is started again")
                     child.stop(0)
                     child = None
-                if await asyncio.to_thread(_are_open, results, ended):
-                    child = _start(redis_url, results)
+                if await asyncio.to_thread(_are_open, settings.results, ended):
+                    child = _start(settings)
             await asyncio.sleep(LOOK_SECONDS)
     finally:
         if child is not None:
@@ -42,9 +43,10 @@ def _are_open(results: Path, ended: set[str]) -> bool:
     return any(True for store in stores(results) for _ in store.open(ended))
 
 
-def _start(redis_url: str, results: Path) -> ChildProcess:
+def _start(settings: Settings) -> ChildProcess:
     # The URL may have a password, which a command line would show.
-    environment = {**os.environ, URL_VARIABLE: redis_url}
+    environment = {**os.environ, URL_VARIABLE: settings.redis_url}
     module = "jobs.gateway.batches.process"
-    command = [sys.executable, "-P", "-m", module, str(results.absolute())]
+    command = [sys.executable, "-P", "-m", module, str(settings.results.absolute())]
+    command += [settings.log_form, *(["--quiet"] if settings.quiet else [])]
     return ChildProcess(command, environment=environment)

@@ -260,7 +260,7 @@ REFUSED = [
     (COMPLETIONS, "job.custom_id", {"job": {"custom_id": "c"}}),
     (COMPLETIONS, "prompt", {"prompt": ["a", "b"]}),
     (COMPLETIONS, "prompt", {"prompt": None}),
-    (COMPLETIONS, "prompt", {"prompt": [-1]}),
+    (COMPLETIONS, "prompt", {"prompt": [0.5]}),
     (COMPLETIONS, "logprobs", {"echo": True, "logprobs": 1}),
     (COMPLETIONS, "echo", {"echo": True, "prompt": [1]}),
     (COMPLETIONS, "suffix", {"suffix": "x"}),
@@ -390,6 +390,27 @@ def test_a_batch_with_a_broken_line_fails_and_says_which(site: Site, start: Star
         assert ended.id not in site.results.runs()
     unknown = end_of(client, make(client, jsonl(line("a", model="gpt-9"))))
     assert unknown.errors.data[0].code == "model_not_found"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_lines_of_batches_have_the_form_of_the_gateways(
+    site: Site, start: Start, form: str
+) -> None:
+    gateway = start("--results", str(site.folder), "--log-format", form)
+    batch = end_of(client_of(gateway.url), make(client_of(gateway.url), b""))
+    assert gateway.stop() == 0
+    (said,) = (one for one in gateway.output.splitlines() if f"batch {batch.id} has failed" in one)
+    if form == "json":
+        assert json.loads(said)["logger"] == "jobs.gateway.batches.running"
+    else:
+        assert " INFO jobs.gateway.batches.running: batch " in said
+
+
+def test_a_quiet_gateway_has_quiet_batches(site: Site, start: Start) -> None:
+    gateway = start(results=str(site.folder), quiet=True)
+    end_of(client_of(gateway.url), make(client_of(gateway.url), b""))
+    assert gateway.stop() == 0
+    assert "batch" not in gateway.output
 
 
 def test_a_wrong_request_for_a_batch_is_refused(site: Site, start: Start) -> None:

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from jobs.cli.output import JsonFormatter
+from jobs.log_lines import JsonFormatter
 from tests.worker.site import Site
 
 
