@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from jobs import keys
 from jobs.embedded import EmbeddedRedis
 from jobs.store.job_state import Status
 from tests.browser.chromium import Browser, Page, Scheme, opened
-from tests.jobs.gateway.conftest import GatewayProcess
+from tests.jobs.gateway.conftest import GatewayProcess, Start
 from tests.waiting import PATIENCE, wait_until
 from tests.worker.site import Site
 
@@ -56,31 +56,6 @@ PALE = """(() => {
         return !one.closest(":disabled") && (pair[0] + 0.05) / (pair[1] + 0.05) < 4.5;
     }).map(one => one.outerHTML.slice(0, 99));
 })()"""
-
-Start = Callable[..., GatewayProcess]
-
-
-@pytest.fixture
-def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
-    site = Site(redis_url, tmp_path / "results")
-    yield site
-    site.close()
-
-
-@pytest.fixture
-def start(site: Site) -> Iterator[Start]:
-    """Starts gateways, which are killed at the end of the test."""
-    started: list[GatewayProcess] = []
-
-    def start(*options: str, url: str = site.url, **settings: Any) -> GatewayProcess:
-        if not settings:
-            options = ("--results", str(site.folder), *options)
-        started.append(GatewayProcess(url, *options, **settings))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.kill()
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from jobs.data_sets.requests import Overrides
 from jobs.data_sets.source import ErrorRow, RequestRow
 from jobs.errors import InvalidRequest
 from jobs.results.compact import compact
+from jobs.results.run_json import RunJson
 from jobs.runs import producer
 from jobs.runs.audit import audit as count_rows
 from jobs.runs.data_set_run import DataSetRun
@@ -78,6 +79,13 @@ def test_each_row_of_a_file_is_in_parquet_once(go: Go, site: Site, tmp_path: Pat
     assert [row["row_index"] for row in rows] == list(range(30))
     assert [row["target"] for row in rows] == [str(number) for number in range(30)]
     assert rows[7]["messages"][0]["content"] == "row 7"
+
+
+def test_run_json_has_the_size_of_the_whole_run(go: Go, site: Site, tmp_path: Path) -> None:
+    site.worker()
+    file = jsonl(tmp_path, prompts(3))
+    assert go(file, "--num-samples", "2", "--limit", "2").exit_code == 0
+    assert RunJson.read(site.folder / "r1").expected == 4
 
 
 def test_the_progress_ends_with_the_number_of_rows(

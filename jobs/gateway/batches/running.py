@@ -162,6 +162,7 @@ class BatchRun:
             source,
             configuration,
             window=WINDOW_ROWS,
+            expected=started.get("total"),
             lease=self._lease,
         )
 

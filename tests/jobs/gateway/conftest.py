@@ -38,7 +38,7 @@ class GatewayProcess:
     def __init__(self, url: str, *options: str, **settings: Any) -> None:
         command: list[Any] = [COMMAND, "serve", "--port", "0", "--redis", url, *options]
         if settings:
-            given = {"redis_url": url, "results": "results", "port": 0, **settings}
+            given = {"redis_url": url, "port": 0, **settings}
             command = [sys.executable, "-m", "tests.run_code", WITH_SETTINGS, json.dumps(given)]
         self._process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.output = ""  # of stderr
@@ -90,12 +90,16 @@ def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
-def start(redis_url: str) -> Iterator[Start]:
+def start(site: Site) -> Iterator[Start]:
     """Starts gateways, which are killed at the end of the test."""
     started: list[GatewayProcess] = []
 
-    def start(*options: str, **settings: Any) -> GatewayProcess:
-        started.append(GatewayProcess(redis_url, *options, **settings))
+    def start(*options: str, url: str = site.url, **settings: Any) -> GatewayProcess:
+        if settings:
+            settings = {"results": str(site.folder), **settings}
+        else:
+            options = ("--results", str(site.folder), *options)  # a later one holds
+        started.append(GatewayProcess(url, *options, **settings))
         return started[-1]
 
     yield start

@@ -18,6 +18,7 @@ from jobs.gateway.batches.output import write_files
 from jobs.gateway.batches.stored import ENDED, FINALIZING, IN_PROGRESS, BatchStore
 from jobs.gateway.files.stored import FileStore
 from jobs.gateway.routes.batches import read_asked
+from jobs.results.run_json import RunJson
 from tests.jobs.gateway.conftest import Start, chat
 from tests.jobs.gateway.test_files import raw
 from tests.jobs.gateway.test_http_page import section
@@ -108,7 +109,7 @@ def check(client: openai.OpenAI, batch: Batch, ids: list[str]) -> tuple[list[Any
 def test_batches_are_those_of_openais_client(site: Site, start: Start) -> None:
     site.worker()
     site.wait_for_workers()
-    client, other = (client_of(start("--results", str(site.folder)).url) for _ in range(2))
+    client, other = (client_of(start().url) for _ in range(2))
     ids = [f"q{number}" for number in range(20)]
     content = jsonl(
         *(line(id, prompt=f"say {id}") for id in ids),
@@ -157,6 +158,7 @@ def test_batches_are_those_of_openais_client(site: Site, start: Start) -> None:
         ended.error_file_id,
     }
     assert len(site.rows(batch.id)) == len(ids) + 3  # the run of the batch
+    assert RunJson.read(site.folder / batch.id).expected == len(ids) + 3
 
     later = [make(client, jsonl(line("x"))) for _ in range(2)]
     newest = [later[1].id, later[0].id, batch.id]
@@ -222,7 +224,7 @@ def common(body: Any) -> Any:
 def test_each_endpoint_answers_the_lines_of_a_batch_as_requests(site: Site, start: Start) -> None:
     site.worker(real=True, models=["demo"], lease_seconds=600.0)
     site.wait_for_workers()
-    gateway = start("--results", str(site.folder))
+    gateway = start()
     client = client_of(gateway.url)
     made = {}
     for endpoint in ENDPOINTS:
@@ -293,7 +295,7 @@ def test_a_wrong_body_is_an_error_of_its_line(
 def test_a_killed_gateway_loses_no_line_of_a_batch(site: Site, start: Start, endpoint: str) -> None:
     site.worker()
     site.wait_for_workers()
-    first = start("--results", str(site.folder))
+    first = start()
     client = client_of(first.url)
     ids = [f"q{number}" for number in range(300)]
     lines = (line_for(endpoint, id, body_for(endpoint, f"say {id}")) for id in ids)
@@ -301,7 +303,7 @@ def test_a_killed_gateway_loses_no_line_of_a_batch(site: Site, start: Start, end
     wait_until(lambda: site.rows(batch.id))  # some are in Parquet
     first.kill()
     assert not BatchStore(site.folder, None).get(batch.id).has(ENDED)
-    second = client_of(start("--results", str(site.folder)).url)
+    second = client_of(start().url)
     ended = end_of(second, batch)
     assert ended.status == "completed"
     output, errors = check(second, ended, ids)
@@ -315,7 +317,7 @@ def test_a_killed_gateway_loses_no_line_of_a_batch(site: Site, start: Start, end
 def test_a_batch_that_is_cancelled_has_each_line_in_one_file(site: Site, start: Start) -> None:
     site.worker()
     site.wait_for_workers()
-    client = client_of(start("--results", str(site.folder)).url)
+    client = client_of(start().url)
     quick = [f"q{number}" for number in range(40)]
     endless = [f"e{number}" for number in range(40)]
     content = jsonl(
@@ -336,7 +338,7 @@ def test_a_batch_that_is_cancelled_has_each_line_in_one_file(site: Site, start: 
 
 
 def test_without_a_worker_batches_wait_expire_and_are_cancelled(site: Site, start: Start) -> None:
-    client = client_of(start("--results", str(site.folder)).url)
+    client = client_of(start().url)
     ids = ["a", "b", "c"]
     waits = make(client, jsonl(*map(line, ids)))
     short: Any = "1s"
@@ -379,7 +381,7 @@ def test_a_broken_line_is_named(tmp_path: Path, name: str) -> None:
 def test_a_batch_with_a_broken_line_fails_and_says_which(site: Site, start: Start) -> None:
     site.worker(lease_seconds=600.0)  # it does not look dead while the machine is busy
     site.wait_for_workers()
-    client = client_of(start("--results", str(site.folder)).url)
+    client = client_of(start().url)
     for content, code, number in (BROKEN["json"], BROKEN["twice"], BROKEN["empty"]):
         ended = end_of(client, make(client, content))
         assert ended.status == "failed" and ended.failed_at
@@ -396,7 +398,7 @@ def test_a_batch_with_a_broken_line_fails_and_says_which(site: Site, start: Star
 def test_the_lines_of_batches_have_the_form_of_the_gateways(
     site: Site, start: Start, form: str
 ) -> None:
-    gateway = start("--results", str(site.folder), "--log-format", form)
+    gateway = start("--log-format", form)
     batch = end_of(client_of(gateway.url), make(client_of(gateway.url), b""))
     assert gateway.stop() == 0
     (said,) = (one for one in gateway.output.splitlines() if f"batch {batch.id} has failed" in one)
@@ -407,14 +409,14 @@ def test_the_lines_of_batches_have_the_form_of_the_gateways(
 
 
 def test_a_quiet_gateway_has_quiet_batches(site: Site, start: Start) -> None:
-    gateway = start(results=str(site.folder), quiet=True)
+    gateway = start(quiet=True)
     end_of(client_of(gateway.url), make(client_of(gateway.url), b""))
     assert gateway.stop() == 0
     assert "batch" not in gateway.output
 
 
 def test_a_wrong_request_for_a_batch_is_refused(site: Site, start: Start) -> None:
-    gateway = start("--results", str(site.folder))
+    gateway = start()
     client = client_of(gateway.url)
     file = upload(client, jsonl(line("a")))
     text = client.files.create(file=b"x", purpose="user_data").id
@@ -445,7 +447,7 @@ def test_a_wrong_request_for_a_batch_is_refused(site: Site, start: Start) -> Non
 def test_tenants_have_their_own_batches(site: Site, start: Start, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(KEYS)
-    url = start("--results", str(site.folder), "--api-key-file", str(keys)).url
+    url = start("--api-key-file", str(keys)).url
     a, b = client_of(url, "ka"), client_of(url, "kb")
     batch = make(a, jsonl(line("x")))
     with pytest.raises(openai.RateLimitError, match="the limit is 1"):
@@ -496,7 +498,7 @@ def test_the_example_of_the_page_runs(
 ) -> None:
     site.worker(real=True, models=["demo"], lease_seconds=600.0)
     site.wait_for_workers()
-    client = client_of(start("--results", str(site.folder)).url)
+    client = client_of(start().url)
     code = section("Batches").partition("```python\n")[2].partition("```")[0]
     exec(code, {"client": client})
     assert capsys.readouterr().out == "sum-0 2\nsum-1 3\nsum-2 4\n"

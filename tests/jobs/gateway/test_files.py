@@ -39,7 +39,7 @@ def left_in(folder: Path) -> list[str]:
 
 
 def test_files_are_those_of_openais_client(site: Site, start: Start, tmp_path: Path) -> None:
-    both = [client_of(start("--results", str(site.folder)).url) for _ in range(2)]
+    both = [client_of(start().url) for _ in range(2)]
     client, other = both
     content = os.urandom(3 * 2**20)
     before = int(time.time())
@@ -85,7 +85,7 @@ def test_files_are_those_of_openais_client(site: Site, start: Start, tmp_path: P
     "id", ["..", "%2e%2e%2f%2e%2e", "file-..", "..%2ffile.json", "file-" + "0" * 27]
 )
 def test_an_id_that_is_none_leads_to_no_path(site: Site, start: Start, id: str) -> None:
-    gateway = start("--results", str(site.folder))
+    gateway = start()
     site.folder.mkdir(exist_ok=True)
     (site.folder / "secret").write_text("secret")
     with gateway.http() as http:
@@ -98,8 +98,8 @@ def test_an_id_that_is_none_leads_to_no_path(site: Site, start: Start, id: str) 
 
 
 def test_a_file_above_the_limit_is_refused_and_not_kept(site: Site, start: Start) -> None:
-    gateway = start("--results", str(site.folder))
-    small = start("--results", str(site.folder), "--max-file", "2000")
+    gateway = start()
+    small = start("--max-file", "2000")
     with gateway.http() as http:
         large = bytes(200 * 2**20 + 1)
         declared = http.post("/v1/files", files={"file": ("x", large)}, data={"purpose": "batch"})
@@ -118,7 +118,7 @@ def test_a_file_above_the_limit_is_refused_and_not_kept(site: Site, start: Start
 
 
 def test_a_wrong_form_is_refused_and_leaves_nothing(site: Site, start: Start) -> None:
-    with start("--results", str(site.folder)).http() as http:
+    with start().http() as http:
 
         def post(param: str | None, **form: Any) -> None:
             reply = http.post("/v1/files", **form)
@@ -152,7 +152,7 @@ def test_a_wrong_form_is_refused_and_leaves_nothing(site: Site, start: Start) ->
 def test_tenants_have_their_own_files_and_quotas(site: Site, start: Start, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(KEYS)
-    url = start("--results", str(site.folder), "--api-key-file", str(keys)).url
+    url = start("--api-key-file", str(keys)).url
     a, b = client_of(url, "ka"), client_of(url, "kb")
     first = a.files.create(file=bytes(2000), purpose="batch")
     with pytest.raises(openai.RateLimitError) as full:
@@ -187,7 +187,7 @@ def test_a_gateway_removes_what_has_expired(site: Site, start: Start) -> None:
     with store.unfinished() as path:
         (path / DATA).write_bytes(b"x")
         file = store.add(path, "x", "batch", 0, None)
-    start("--results", str(site.folder))
+    start()
     wait_until(lambda: not (store.folder / file.id).exists())
 
 
@@ -209,7 +209,7 @@ def test_ids_sort_by_creation() -> None:
 
 
 def test_a_full_disk_is_said_and_leaves_no_half_file(site: Site, start: Start) -> None:
-    gateway = start("--results", str(site.folder))
+    gateway = start()
     pid = gateway._process.pid
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
     client = client_of(gateway.url)
@@ -221,7 +221,7 @@ def test_a_full_disk_is_said_and_leaves_no_half_file(site: Site, start: Start) -
 
 
 def test_what_a_killed_upload_leaves_is_removed(site: Site, start: Start) -> None:
-    gateway = start("--results", str(site.folder))
+    gateway = start()
     store = FileStore(site.folder, None)
     head = (
         "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9000\r\n"
