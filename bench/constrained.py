@@ -118,7 +118,8 @@ def replays(
                     break
                 matcher.advance([token_id])
                 number += 1
-            whole = number == len(ids) and matcher.inner.is_accepting()
+            accepts = matcher.inner is not None and matcher.inner.is_accepting()
+            whole = number == len(ids) and accepts
             yield Replay(row["name"], test["valid"], whole, number, text)
 
 

@@ -115,6 +115,7 @@ class SessionFields(_OpenAIOptions, total=False):
     stream: bool | None
     structural_tag: Mapping[str, Any] | str | None
     structured_outputs: Mapping[str, Any] | BaseModel | None
+    thinking_token_budget: int | None
     top_k: int | None
     truncate: Literal["oldest"] | None
     truncate_prompt_tokens: int | None

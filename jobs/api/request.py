@@ -129,6 +129,7 @@ class ChatRequest(Sampling):
 
     The end of the answer:
         max_tokens, max_completion_tokens, min_tokens
+        thinking_token_budget     tokens of reasoning, after which its end is forced
         stop, stop_token_ids, include_stop_str_in_output, ignore_eos
 
     What is returned:
@@ -280,6 +281,12 @@ class ChatRequest(Sampling):
             self.apply_chat_template = False
         if self.apply_chat_template is not False:
             return self
+        if self.thinking_token_budget is not None:
+            raise invalid(
+                "thinking_token_budget: reasoning is known of chats alone, and apply_chat_template "
+                "is false: remove one of them",
+                "thinking_token_budget",
+            )
         for name in TEMPLATE_INPUTS:
             if getattr(self, name):
                 raise ValueError(

@@ -36,6 +36,7 @@ class Sampling(Checked):
     skip_special_tokens: StrictBool | None = None  # None: true
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
+    thinking_token_budget: Annotated[StrictInt, Field(ge=0)] | None = None  # tokens of reasoning
     ignore_eos: StrictBool | None = None
     n: Annotated[StrictInt, Field(ge=1, le=128)] | None = None
     logprobs: StrictBool | None = None

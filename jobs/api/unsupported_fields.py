@@ -71,7 +71,6 @@ REFUSED_FIELDS: dict[str, Refused] = {
     "modalities": Refused(["text"], "only text is generated"),
     "priority": Refused(0, 'use job.priority: "interactive" or "bulk"'),
     "return_tokens_as_token_ids": Refused(False, "token ids are in the result row"),
-    "thinking_token_budget": Refused(None, "use max_tokens, or enable_thinking: false"),
     "use_beam_search": Refused(False, "use n, and choose among the answers"),
     "vllm_xargs": Refused(None, _FORM),
     "web_search_options": Refused(None, "search before, and put the results into the messages"),

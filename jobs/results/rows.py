@@ -50,6 +50,7 @@ _SAMPLING_EXTRA = (
     "skip_special_tokens",
     "stop_token_ids",
     "min_tokens",
+    "thinking_token_budget",
     "ignore_eos",
     "logprobs",
     "top_logprobs",

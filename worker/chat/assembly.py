@@ -70,9 +70,11 @@ class ChoiceState(ChoiceParts):
     def add(self, events: list[TokenEvent], text: str, logprobs: list[TokenLogprob]) -> Delta:
         """Append a run of events; returns what they added."""
         ids = [event.sampled.token_id for event in events if event.sampled is not None]
-        self.reasoning_tokens += len(ids) * self.reader.reasons
+        before = self.reader.reasons
         self.token_ids += ids
         part = self.reader.push(text, last=events[-1].last)
+        if before and self.reader.reasons:  # the marks around it are none of its tokens
+            self.reasoning_tokens += len(ids)
         calls = tuple(
             [
                 self.add_call(FunctionCall(name=call.name, arguments=call.arguments))

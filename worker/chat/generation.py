@@ -106,8 +106,8 @@ def start_chat(engine: EngineCore, request: ChatRequest, sink: Sink) -> ChatGene
     prompt = engine.prompts.build(request)  # may take seconds
     engine.prefix.fetch(prompt.token_ids, request.cache_salt)
     engine.require_open()
-    grammar = engine.loaded.grammar(request, prompt)  # may take seconds, for the first one
-    params = engine.sampling_params(request, prompt.token_ids, grammar)
+    constraint = engine.loaded.constraint(request, prompt)  # may take seconds, for the first one
+    params = engine.sampling_params(request, prompt.token_ids, constraint)
     make_reader = engine.loaded.reader_maker(request, prompt)
     readers = [make_reader() for _ in range(params.n)]
     events: ChatEvents = deque()

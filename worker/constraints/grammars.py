@@ -14,8 +14,6 @@ from llguidance import LLMatcher, LLTokenizer
 from jobs.api.grammar import Grammar, Parts, joined, limits, named, refusal
 from jobs.api.request import ChatRequest
 from worker.constraints.calls import Write, forced_calls
-from worker.constraints.matcher import Matcher
-from worker.constraints.reasoning import Thinking
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +29,6 @@ class CompiledGrammar:
     start: LLMatcher
     ends: frozenset[int]
     field: str
-
-    def matcher(self, stops: frozenset[int]) -> Matcher:
-        """The state of one sequence. `stops`: the tokens that end its completion."""
-        return Matcher(self.start, self.ends, stops - self.ends)
 
 
 class Grammars:
@@ -75,9 +69,9 @@ class Grammars:
 
 
 def of_request(
-    request: ChatRequest, thinking: Thinking, syntax: str | None, write: Write
+    request: ChatRequest, syntax: str | None, write: Write
 ) -> tuple[Parts, Grammar] | None:
-    """The grammar of the completion of a request, and what the request gave; None: any text.
+    """The grammar ANSWER of the answer to a request, and what the request gave; None: any text.
     `syntax`: of the model's tool calls. Raises InvalidRequest."""
     form, tools = request.form, request.forced_tools
     if form is not None:
@@ -87,4 +81,4 @@ def of_request(
         answer, form = forced_calls(ANSWER, tools, syntax, write, several=several)
     else:
         return None
-    return thinking.before(ANSWER) + answer, form
+    return answer, form

@@ -48,15 +48,20 @@ def legal_tokens(rows: Sequence[MaskedRow], vocab: int) -> NDArray[np.int32]:
     plain: list[tuple[LLMatcher, int]] = []
     drafted: list[tuple[LLMatcher, int, list[int]]] = []
     stopping: list[tuple[int, frozenset[int]]] = []
+    forced: list[tuple[int, int]] = []
     at = 0
     for _, matcher, draft in rows:
-        legal = list(draft[: matcher.legal(draft)]) if draft else []
-        if legal:
-            drafted.append((matcher.inner, at, legal))
-        else:
-            plain.append((matcher.inner, at))
-        if matcher.stops and matcher.inner.is_accepting():
-            stopping.append((at, matcher.stops))
+        legal, inner = list(draft[: matcher.legal(draft)]) if draft else [], matcher.inner
+        token_id = matcher.forced_after(legal)
+        if token_id is not None:
+            forced.append((at + len(legal), token_id))
+        if inner is not None and (legal or token_id is None):
+            if legal:
+                drafted.append((inner, at, legal))
+            else:
+                plain.append((inner, at))
+            if matcher.stops and inner.is_accepting():
+                stopping.append((at, matcher.stops))
         at += 1 + len(draft)
     if plain:
         _executor().unsafe_compute_mask_ptr(plain, pointer, width, number)
@@ -65,6 +70,9 @@ def legal_tokens(rows: Sequence[MaskedRow], vocab: int) -> NDArray[np.int32]:
     for row, stops in stopping:
         for token_id in stops:
             masks.view(np.uint32)[row, token_id // WORD] |= np.uint32(1 << token_id % WORD)
+    for row, token_id in forced:
+        masks[row] = 0
+        masks.view(np.uint32)[row, token_id // WORD] = np.uint32(1 << token_id % WORD)
     return masks
 
 

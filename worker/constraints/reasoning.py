@@ -23,13 +23,18 @@ _BLANK = r"/[ \n]{0,4}/"
 @dataclass(frozen=True, slots=True)
 class Thinking:
     """What may precede the answer in a completion: `rules` of Lark, with the placeholder `@@` for
-    the answer."""
+    the answer. `behind`: the rules where a budget has ended the reasoning."""
 
     rules: str = "start: @@"
+    behind: str = "start: @@"
 
     def before(self, answer: str) -> Parts:
         """The first part of a grammar whose others include one of this name."""
         return [{"lark_grammar": self.rules.replace("@@", f"@{answer}")}]
+
+    def ended_before(self, answer: str) -> Parts:
+        """The same, of a grammar that begins behind the mark that ends the reasoning."""
+        return [{"lark_grammar": self.behind.replace("@@", f"@{answer}")}]
 
 
 def literal(tokenizer: Tokenizer) -> Callable[[str], str]:
@@ -51,9 +56,10 @@ def by_tags(tags: ReasoningTags, tokenizer: Tokenizer, *, inside: bool) -> Think
         rules = f"body: {_ANY} {closing}"
     else:
         rules = f"body[suffix={closing}]: {_ANY}"
+    behind = f"start: {_LINES} @@"
     if inside:
-        return Thinking(f"start: body {_LINES} @@\n{rules}\n")
-    return Thinking(f"start: @@ | {_BLANK} {opening} body {_LINES} @@\n{rules}\n")
+        return Thinking(f"start: body {_LINES} @@\n{rules}\n", behind)
+    return Thinking(f"start: @@ | {_BLANK} {opening} body {_LINES} @@\n{rules}\n", behind)
 
 
 def by_harmony(tokenizer: Tokenizer, prompt: str) -> Thinking:

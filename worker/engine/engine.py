@@ -23,7 +23,7 @@ from worker.cache.prefix_cache import PrefixCache
 from worker.cache.sizes import CacheSizes
 from worker.cache_memory import CacheShare, Holder
 from worker.checkpoint.tokenizer import Tokenizer
-from worker.constraints.grammars import CompiledGrammar
+from worker.constraints.constraint import Constraint
 from worker.device import Device, Held, computing, threads_of
 from worker.engine.activations import measure_once
 from worker.engine.memory_meter import memory_meter
@@ -249,7 +249,7 @@ class EngineCore:
         self,
         sampling: Sampling,
         prompt: SequenceOf[int],
-        grammar: CompiledGrammar | None = None,
+        constraint: Constraint | None = None,
     ) -> SamplingParams:
         """Fill in the defaults of a prompt's sampling options. Raises JobError."""
         return resolve_params(
@@ -260,7 +260,7 @@ class EngineCore:
             vocab_size=self.vocab_size,
             bad_word_ids=bad_word_ids(self.tokenizer, sampling.bad_words or ()),
             special_stops=self._special_stops(sampling),
-            grammar=grammar,
+            constraint=constraint,
         )
 
     def _special_stops(self, sampling: Sampling) -> set[int]:

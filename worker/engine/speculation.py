@@ -138,6 +138,8 @@ class Speculation:
             return 0  # it computes its prompt, perhaps again
         assert sequence.sampling is not None  # it has drawn tokens
         last = sequence.sampling.params.max_tokens - len(sequence.output_ids) - 1
+        room = sequence.sampling.room  # a forced token is none of a draft
+        last = last if room is None else min(last, room)
         last = min(last, self._window - count)  # a window can take back as many as it has columns
         number = sequence.acceptance.length(self._most, self._start)
         if number and self._costs is not None and self._costs.probes:

@@ -22,8 +22,10 @@ from worker.checkpoint.config import GenerationDefaults, ModelConfig
 from worker.checkpoint.headers import Checkpoint
 from worker.checkpoint.source import ModelSource
 from worker.checkpoint.tokenizer import Tokenizer
-from worker.constraints.grammars import CompiledGrammar, Grammars, of_request
+from worker.constraints.constraint import Constraint
+from worker.constraints.grammars import ANSWER, Grammars, of_request
 from worker.constraints.reasoning import Thinking, by_harmony, by_tags, literal
+from worker.constraints.thinking_budget import FIELD, ThinkingBudget
 from worker.constraints.vocabulary import grammar_vocabulary
 from worker.device import Device, device_name, is_out_of_memory
 from worker.layers.shard import WHOLE, Shard
@@ -43,8 +45,8 @@ from worker.prompt.builder import Prompt, PromptBuilder
 from worker.prompt.published import document_of
 from worker.prompt.template import ChatTemplate, chat_obstacle
 from worker.text.answer_reader import AnswerReader
-from worker.text.harmony import HarmonySplitter, writes_harmony
-from worker.text.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
+from worker.text.harmony import FINAL, HarmonySplitter, writes_harmony
+from worker.text.reasoning import ReasoningSplitter, ReasoningTags, Splitter, reasoning_tags
 
 logger = logging.getLogger(__name__)
 
@@ -107,15 +109,19 @@ class LoadedModel:
         """Makes readers for the completions of a request."""
         if prompt.plain:
             return AnswerReader
-        make_parser, tags = parser_maker(self.tool_syntax, request), self.tags
+        make_parser = parser_maker(self.tool_syntax, request)
         if request.separate_reasoning is False:
             return lambda: AnswerReader(parser=make_parser())
+        return lambda: AnswerReader(self._splitter(prompt), make_parser())
+
+    def _splitter(self, prompt: Prompt) -> Splitter | None:
+        """Finds the reasoning of a completion; None if there is none."""
+        if prompt.plain:
+            return None
         if self.harmony:
-            return lambda: AnswerReader(HarmonySplitter(prompt.text), make_parser())
-        if tags is None:
-            return lambda: AnswerReader(parser=make_parser())
-        inside = _inside(tags, prompt)
-        return lambda: AnswerReader(ReasoningSplitter(tags, inside=inside), make_parser())
+            return HarmonySplitter(prompt.text)
+        tags = self.tags
+        return None if tags is None else ReasoningSplitter(tags, inside=_inside(tags, prompt))
 
     @cached_property
     def _grammars(self) -> Grammars:
@@ -123,12 +129,36 @@ class LoadedModel:
         make_vocabulary = partial(grammar_vocabulary, self.tokenizer, size, ends)
         return Grammars(make_vocabulary, ends, self.info.reference)
 
-    def grammar(self, request: ChatRequest, prompt: Prompt) -> CompiledGrammar | None:
-        """The grammar of the completion of a request; None if it may be any text. Raises
+    def constraint(self, request: ChatRequest, prompt: Prompt) -> Constraint | None:
+        """What restricts the tokens of the completion of a request; None if they may be any. Raises
         InvalidRequest."""
-        write = literal(self.tokenizer)
-        wanted = of_request(request, self._thinking(prompt), self.tool_syntax, write)
-        return None if wanted is None else self._grammars.compile(*wanted)
+        budget = self._budget(request.thinking_token_budget, prompt)
+        wanted = of_request(request, self.tool_syntax, literal(self.tokenizer))
+        if wanted is None:
+            return None if budget is None else Constraint(budget=budget)
+        (parts, form), thinking, compile = wanted, self._thinking(prompt), self._grammars.compile
+        grammar = compile(thinking.before(ANSWER) + parts, form)
+        if budget is None:
+            return Constraint(grammar)
+        return Constraint(grammar, budget, compile(thinking.ended_before(ANSWER) + parts, form))
+
+    def _budget(self, most: int | None, prompt: Prompt) -> ThinkingBudget | None:
+        """The budget of the reasoning of a completion. Raises InvalidRequest."""
+        if most is None or prompt.plain:
+            return None
+        splitter = self._splitter(prompt)
+        if splitter is None:
+            raise invalid(
+                f"{FIELD}: model {self.info.name} has no mark that ends its thinking, such as "
+                f"</think>: remove it",
+                FIELD,
+            )
+        mark = FINAL if self.tags is None or self.harmony else self.tags.closing
+        ids = self.tokenizer.encode(mark, add_special_tokens=False)
+        return ThinkingBudget(most, tuple(ids), splitter, self._text_of)
+
+    def _text_of(self, token_id: int) -> str:
+        return self.tokenizer.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def _thinking(self, prompt: Prompt) -> Thinking:
         """What may precede the answer, as `reader_maker` finds it."""

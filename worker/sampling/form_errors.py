@@ -5,6 +5,7 @@ from __future__ import annotations
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
 from worker.constraints.matcher import Matcher
+from worker.constraints.thinking_budget import FIELD
 from worker.sampling.params import SamplingParams
 
 
@@ -21,8 +22,9 @@ def form_error(params: SamplingParams, fact: str, tokens: int) -> JobError:
 def no_token_left(params: SamplingParams, matcher: Matcher, tokens: int) -> JobError | None:
     """The error if the grammar allows no token after so many, or other options exclude those; None
     if there is another reason for which none was drawn."""
-    field, after = _field(params), f"after {counted(tokens, 'token')} of the answer"
-    if matcher.stuck:
+    field = _field(params) if matcher.forced is None else FIELD
+    after = f"after {counted(tokens, 'token')} of the answer"
+    if matcher.forced is None and matcher.stuck:
         return invalid(f"{field}: it allows no token {after}: give another one", field)
     names = [
         name
@@ -42,5 +44,5 @@ def no_token_left(params: SamplingParams, matcher: Matcher, tokens: int) -> JobE
 
 
 def _field(params: SamplingParams) -> str:
-    assert params.grammar is not None
-    return params.grammar.field
+    assert params.constraint is not None
+    return params.constraint.field

@@ -26,16 +26,31 @@ class SamplingInput:
     ) -> None:
         self.params, self.choice, self.position = params, choice, 0
         self._processors = make_processors(params, prompt_ids)
-        grammar = params.grammar
-        self.matcher = None if grammar is None else grammar.matcher(params.stop_ids)
+        constraint = params.constraint
+        self.matcher = None if constraint is None else constraint.matcher(params.stop_ids)
         self.changes_logits = bool(self._processors)
-        # How a token is drawn depends on the number of tokens before it, and not on which they are.
-        self.foreseeable = self.matcher is None and all(
-            isinstance(one, Stateless) for one in self._processors
-        )
-        # The token of the greatest logit is drawn.
-        self.greedy = params.greedy and not self.changes_logits and self.matcher is None
+        self._stateless = all(isinstance(one, Stateless) for one in self._processors)
         self.advance(output_ids)
+
+    @property
+    def foreseeable(self) -> bool:
+        """True if the draw of the next two tokens depends on the number of tokens before them, and
+        not on which they are."""
+        return self._stateless and self.is_free(2)
+
+    @property
+    def greedy(self) -> bool:
+        """True if the next token is that of the greatest logit."""
+        return self.params.greedy and not self.changes_logits and self.is_free(1)
+
+    @property
+    def room(self) -> int | None:
+        """Least number of tokens that come before one is forced; None if none is forced."""
+        return None if self.matcher is None else self.matcher.room
+
+    def is_free(self, count: int) -> bool:
+        """True if each of the next `count` tokens may be any."""
+        return self.matcher is None or self.matcher.is_free(count)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Add tokens to the output."""
@@ -118,9 +133,10 @@ class SamplingBatch:
         logprobs = params.logprobs and logprobs
         if sampling.changes_logits:
             self._processed.append((len(self.rows), sampling, draft))
-        if sampling.matcher is not None:
+        masked = not sampling.is_free(1 + len(draft) + ahead)
+        if masked and sampling.matcher is not None:
             self._masked.append(MaskedRow(len(self.rows), sampling.matcher, draft))
-        if logprobs or not sampling.greedy:
+        if logprobs or masked or not sampling.greedy:
             self.greedy = False
         self.at.append(at)
         self.rows.append(Row(params, choice, first, logprobs))

@@ -11,7 +11,8 @@ from jobs.errors import invalid
 from jobs.sizes import counted
 from worker.backend import TooLong
 from worker.checkpoint.config import GenerationDefaults
-from worker.constraints.grammars import CompiledGrammar
+from worker.constraints.constraint import Constraint
+from worker.constraints.thinking_budget import FIELD
 
 GREEDY_BELOW = 1e-5  # temperature, as vLLM; logits divided by much less are not finite
 REPETITION_PENALTIES = 0.01, 100.0  # the range of requests; a model's default is clamped to it
@@ -43,7 +44,7 @@ class SamplingParams:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # the token sequences of bad_words
     include_stop: bool = False  # keep the stop string or the stop token's text
     skip_special: bool = True  # leave special tokens out of the text
-    grammar: CompiledGrammar | None = None  # of the completion; None: any text
+    constraint: Constraint | None = None  # of the tokens; None: any text
 
     @property
     def greedy(self) -> bool:
@@ -51,6 +52,7 @@ class SamplingParams:
 
     def as_sampling(self) -> Sampling:
         """The options as a wire object, for results."""
+        budget = None if self.constraint is None else self.constraint.budget
         # Not validated: a model's own defaults may be outside the range that requests allow.
         return Sampling.model_construct(
             temperature=self.temperature,
@@ -74,6 +76,7 @@ class SamplingParams:
             bad_words=list(self.bad_words) or None,
             include_stop_str_in_output=self.include_stop or None,
             skip_special_tokens=None if self.skip_special else False,
+            thinking_token_budget=None if budget is None else budget.most,
         )
 
 
@@ -86,7 +89,7 @@ def resolve_params(
     vocab_size: int,
     bad_word_ids: Sequence[Sequence[int]] = (),
     special_stops: Set[int] = frozenset(),
-    grammar: CompiledGrammar | None = None,
+    constraint: Constraint | None = None,
 ) -> SamplingParams:
     """Fill in the model's defaults, then OpenAI's.
 
@@ -110,6 +113,9 @@ def resolve_params(
             given = getattr(defaults, name, None)
         return fallback if given is None else given
 
+    thinks = constraint is not None and constraint.budget is not None
+    if sampling.thinking_token_budget is not None and not thinks:
+        raise invalid(f"{FIELD}: the prompt is no chat, so no reasoning is known: remove it", FIELD)
     stop_ids = {*(sampling.stop_token_ids or ()), *special_stops}
     if not sampling.ignore_eos:
         stop_ids |= set(defaults.eos_token_ids)
@@ -165,5 +171,5 @@ def resolve_params(
         bad_word_ids=tuple(map(tuple, bad_word_ids)),
         include_stop=bool(sampling.include_stop_str_in_output),
         skip_special=sampling.skip_special_tokens is not False,
-        grammar=grammar,
+        constraint=constraint,
     )

@@ -17,6 +17,7 @@ from worker.text.stop_strings import overlap
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 # The special tokens that a splitter reads; the end of a tool call, <|call|>, ends the completion.
 MARKERS = (START, CHANNEL, MESSAGE, END, "<|constrain|>")
+FINAL = f"{END}{START}assistant{CHANNEL}final{MESSAGE}"  # ends reasoning and begins the answer
 HEADER_STARTS = (START, CHANNEL, MESSAGE, "to=")
 # The ends of a message. A model may leave out <|end|> and <|start|>, and begin with the channel.
 CHANNELS = tuple(f"{CHANNEL}{name}" for name in ("analysis", "commentary", "final"))
@@ -53,6 +54,11 @@ class HarmonySplitter:
     def inside(self) -> bool:
         """True if the text so far ends within reasoning."""
         return self._reasons and not self._in_header
+
+    @property
+    def finished(self) -> bool:
+        """True if no reasoning can follow: further messages may."""
+        return False
 
     def steady(self, text: str) -> bool:
         """True if `inside` stays as it is within the next text."""
@@ -124,5 +130,5 @@ class HarmonySplitter:
         if not text:
             return ""
         prefix, self._prefix = self._prefix, ""
-        self._begun[self._reasons] = True
+        self._begun = {**self._begun, self._reasons: True}
         return prefix + text

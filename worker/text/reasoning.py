@@ -38,12 +38,17 @@ def reasoning_tags(tokenizer: Tokenizer, template: str) -> ReasoningTags | None:
 
 
 class Splitter(Protocol):
-    """Separates the reasoning of one completion from its content."""
+    """Separates the reasoning of one completion from its content. `copy.copy` makes one that goes
+    its own way."""
 
     markers: Collection[str]  # the special tokens that it must see
 
     @property
     def inside(self) -> bool: ...
+
+    @property
+    def finished(self) -> bool:
+        """True if no reasoning can follow."""
 
     def steady(self, text: str) -> bool:
         """True if `inside` stays as it is within the next text."""
@@ -72,6 +77,11 @@ class ReasoningSplitter:
     def inside(self) -> bool:
         """True if the text so far ends inside the reasoning block."""
         return self._state == "reasoning"
+
+    @property
+    def finished(self) -> bool:
+        """True if no reasoning can follow."""
+        return self._state == "content"
 
     def steady(self, text: str) -> bool:
         """True if `inside` stays as it is within the next text."""

@@ -18,6 +18,7 @@ from jobs.errors import InvalidRequest
 from tests.worker.tokenizers import STYLES, Style, make_tokenizer
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.constraints.calls import call_grammar, forced_calls
+from worker.constraints.constraint import Constraint
 from worker.constraints.grammars import CompiledGrammar, Grammars
 from worker.constraints.masks import MaskedRow, apply_masks, legal_tokens
 from worker.constraints.matcher import Matcher
@@ -54,7 +55,7 @@ class Model:
         return self.grammars.compile(parts, form)
 
     def matcher(self, form: Grammar, thinking: Thinking | None = None) -> Matcher:
-        return self.compiled(form, thinking).matcher(self.ends)
+        return Constraint(self.compiled(form, thinking)).matcher(self.ends)
 
     def follow(self, text: str, matcher: Matcher) -> bool:
         """Whether all tokens of a text are legal."""
@@ -128,7 +129,7 @@ def test_every_end_token_is_legal_where_the_answer_may_end_and_only_there(model:
 
 def test_a_stop_token_of_the_request_is_legal_at_the_end_only(model: Model) -> None:
     form = grammars.of_regex("[0-9]{2}a?", "regex")
-    matcher = model.compiled(form).matcher(model.ends | {model.spare})
+    matcher = Constraint(model.compiled(form)).matcher(model.ends | {model.spare})
     matcher.advance(model.ids("4"))
     assert model.spare not in model.legal(matcher)
     matcher.advance(model.ids("2"))
@@ -141,7 +142,7 @@ def test_a_stop_token_of_the_request_is_legal_at_the_end_only(model: Model) -> N
 
 def test_a_stop_token_of_the_request_before_the_end_is_an_error(qwen: Model) -> None:
     form = grammars.of_regex("[0-9]{2}", "regex")
-    matcher = qwen.compiled(form).matcher(qwen.ends | {qwen.spare})
+    matcher = Constraint(qwen.compiled(form)).matcher(qwen.ends | {qwen.spare})
     matcher.advance([*qwen.ids("4"), qwen.spare])
     assert matcher.error is not None
 
@@ -236,7 +237,7 @@ def test_a_token_that_is_not_legal_ends_in_an_error_and_stays_there(qwen: Model)
 
 def test_another_matcher_of_the_grammar_knows_nothing_of_an_error(qwen: Model) -> None:
     compiled = qwen.compiled(person())
-    bad, good = compiled.matcher(qwen.ends), compiled.matcher(qwen.ends)
+    bad, good = (Constraint(compiled).matcher(qwen.ends) for _ in range(2))
     bad.advance(qwen.ids("dog"))
     assert good.error is None and qwen.follow('{"name"', good)
 
@@ -433,7 +434,7 @@ def calling(model: Model, syntax: str, *, several: bool = False) -> Matcher:
     parts = call_grammar("answer", syntax, (WEATHER, NOW), write, several=several)
     form = Grammar("[{}]", "tool_choice")
     found = model.grammars.compile(Thinking().before("answer") + parts, form)
-    return found.matcher(model.ends)
+    return Constraint(found).matcher(model.ends)
 
 
 def test_each_syntax_has_a_grammar() -> None:

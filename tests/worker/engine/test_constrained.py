@@ -176,17 +176,23 @@ def test_a_sequence_that_begins_anew_has_the_state_of_its_output(engine: Engine)
     core = engine._core
     request = ask(**FORM)
     prompt = core.prompts.build(request)
-    params = core.sampling_params(request, prompt.token_ids, core.loaded.grammar(request, prompt))
+    params = core.sampling_params(
+        request, prompt.token_ids, core.loaded.constraint(request, prompt)
+    )
     output = core.tokenizer.encode('{"name')
     stepped = SamplingInput(params, 0, prompt.token_ids)
     for token_id in output:
         stepped.advance([token_id])
     again = SamplingInput(params, 0, prompt.token_ids, output)
-    assert stepped.matcher and again.matcher
+    assert stepped.matcher and again.matcher and stepped.matcher.inner and again.matcher.inner
     assert not stepped.foreseeable  # its masks wait for the token before
     assert again.matcher.inner.compute_bitmask() == stepped.matcher.inner.compute_bitmask()
     first = SamplingInput(params, 0, prompt.token_ids).matcher
-    assert first and first.inner.compute_bitmask() != again.matcher.inner.compute_bitmask()
+    assert (
+        first
+        and first.inner
+        and first.inner.compute_bitmask() != again.matcher.inner.compute_bitmask()
+    )
 
 
 def test_a_preempted_answer_has_its_form(
@@ -312,14 +318,14 @@ def test_the_form_of_a_request_begins_behind_its_reasoning(engine: Engine, think
     """As the prompt is: a template may have ended the reasoning."""
     core = engine._core
     request = ask(**FORM, enable_thinking=thinks)
-    grammar = core.loaded.grammar(request, core.prompts.build(request))
-    assert grammar is not None
+    constraint = core.loaded.constraint(request, core.prompts.build(request))
+    assert constraint is not None
     opening = core.tokenizer.id_of("<think>")
     assert opening is not None
     thoughts = [opening, *core.tokenizer.encode("so, hm")]
-    assert grammar.matcher(frozenset()).legal(thoughts) == (len(thoughts) if thinks else 0)
+    assert constraint.matcher(frozenset()).legal(thoughts) == (len(thoughts) if thinks else 0)
     answer = core.tokenizer.encode('{"name')
-    assert grammar.matcher(frozenset()).legal(answer) == len(answer)
+    assert constraint.matcher(frozenset()).legal(answer) == len(answer)
 
 
 def test_no_token_of_a_draft_that_the_form_refuses_is_computed(

@@ -178,7 +178,7 @@ def test_the_grammar_of_an_answer_that_has_ended_is_not_asked(
 
     def masks(logits: Tensor, rows: list[MaskedRow]) -> None:
         asked.append(len(rows))
-        assert not any(one.matcher.inner.is_stopped() for one in rows)
+        assert not any(one.matcher.inner and one.matcher.inner.is_stopped() for one in rows)
         apply_masks(logits, rows)
 
     monkeypatch.setattr(inputs, "apply_masks", masks)
