@@ -9,6 +9,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from jobs.encoding import to_json
 from jobs.errors import ErrorCode, JobError
@@ -118,10 +119,19 @@ async def http_exception(request: Request, error: Exception) -> Response:
         message = f"there is no route {asked}: docs/http.md lists the routes"
         return HttpError(404, message, "unknown_url", headers=headers).reply()
     if error.status_code == 405:
-        allowed = headers.get("Allow", "")
+        allowed = headers["Allow"] = _allowed(request)
         message = f"{asked}: this route takes {allowed}"
         return HttpError(405, message, "method_not_allowed", headers=headers).reply()
     return HttpError(error.status_code, error.detail, headers=headers).reply()
+
+
+def _allowed(request: Request) -> str:
+    """The methods of all routes of a path: starlette names those of the first one."""
+    found = set[str]()
+    for one in request.app.routes:
+        if one.matches(request.scope)[0] is not Match.NONE:
+            found |= one.methods
+    return ", ".join(sorted(found))
 
 
 async def http_error(request: Request, error: Exception) -> Response:

@@ -23,7 +23,9 @@ from jobs.gateway.routes import chat, completions
 
 ID = of_path("id", "Of the answer, chatcmpl-<job>, or of the job.")
 RESUME = of_header(
-    "Last-Event-ID", "The last event that the client has seen: the stream goes on after it."
+    "Last-Event-ID",
+    "The last event that the client has seen: the stream goes on after it.",
+    pattern=f"^({chat.EVENT_ID.pattern})?$",
 )
 ERRORS = frozenset(OF_JOBS)
 

@@ -136,7 +136,7 @@ def of_query(name: str, description: str, **schema: Any) -> Schema:
 def of_page(most: int) -> list[Schema]:
     """The parameters of a list, of which a page has up to `most`."""
     return [
-        of_query("after", "The id of the last one of the page before."),
+        of_query("after", "The id of the last one of the page before.", type="string", minLength=1),
         of_query("limit", "Of the page.", type="integer", minimum=1, maximum=most),
         of_query("order", "By creation.", enum=["asc", "desc"], default="desc"),
     ]

@@ -165,3 +165,22 @@ def test_what_the_document_says_of_a_completion_is_what_the_gateway_does(
     assert is_described(COMPLETION, body) is taken
     reply = send(FakeWorker("x"), "POST", "/v1/completions", json=body)
     assert (reply.status_code == 200) is taken, reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        ("/v1/files", "after", ""),
+        ("/v1/batches", "after", ""),
+        ("/v1/chat/completions/{id}/stream", "Last-Event-ID", "no event"),
+    ],
+)
+def test_what_the_gateway_refuses_of_a_parameter_is_not_described(
+    path: str, name: str, value: str
+) -> None:
+    operation = document()["paths"][path]["get"]
+    (described,) = (one for one in operation["parameters"] if one["name"] == name)
+    given: Any = "headers" if described["in"] == "header" else "params"
+    reply = send(FakeWorker("x"), "GET", path.format(id="mine"), **{given: {name: value}})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+    assert not jsonschema.Draft202012Validator(described["schema"]).is_valid(value)

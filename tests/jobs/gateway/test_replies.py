@@ -104,6 +104,12 @@ def test_wrong_requests_are_refused_in_openais_form(
     assert (reply.status_code, error["code"], error["param"]) == (status, code, param)
 
 
+def test_a_method_that_no_route_takes_is_told_those_of_all_routes_of_the_path() -> None:
+    reply = send(FakeWorker("x"), "OPTIONS", "/v1/files")
+    assert (reply.status_code, reply.headers["allow"]) == (405, "GET, HEAD, POST")
+    assert error_of(reply)["message"] == "OPTIONS /v1/files: this route takes GET, HEAD, POST"
+
+
 @pytest.mark.parametrize("text", [b"{", b"\xff", b"[" * 100_000, b'{"a": 1}x'])
 def test_what_is_no_json_is_refused(text: bytes) -> None:
     headers = {"content-type": "application/json; charset=utf-8"}
