@@ -30,7 +30,7 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (f"{WORK} --memory 50%", "can't be used with --memory"),
         (f"{WORK} --state-dir states", "can't be used with --state-dir"),
-        (f"{WORK} --draft ngram", "can't be used with --draft"),
+        (f"{WORK} --draft demo", "can't be used with --draft other than ngram: leave one"),
         (f"{WORK} --quantize q8", "can't be used with --quantize"),
         (f"{WORK} --devices cpu:0,cpu:0", "'cpu:0' is given twice"),
         (f"{WORK} --devices cpu:0", "needs 2 devices, one for each rank; --devices has 1"),

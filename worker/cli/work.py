@@ -327,7 +327,7 @@ def work(
             ("--memory", memory is not None),
             ("--state-dir", state_dir is not None),
             ("--prompt-cache", prompt_caches),
-            ("--draft", draft is not None),
+            ("--draft other than ngram", draft not in (None, NGRAM)),
             ("--quantize", quantize is not None),
         ):
             if given:

@@ -28,7 +28,7 @@ def require_parallel(spec: ModelSpec, device: Device) -> None:
             "cpu, or a worker for each GPU"
         )
     for option, given in (
-        ("draft", spec.draft is not None),
+        ("draft other than 'ngram'", spec.draft_spec is not None),
         ("quantize", spec.quantize is not None),
         ("prompt_caches", bool(spec.prompt_caches)),
         ("memory", device.budget is not None),

@@ -71,3 +71,17 @@ def test_preempted_sequences_have_the_tokens_of_one_rank(start: Callable[..., En
     assert engine._core.book.sizes.storage(2, 64) == sizes.storage(2, 64)  # of both ranks
     expected = [found.token_ids for found in one.generate(PROMPTS, GREEDY)]
     assert [found.token_ids for found in engine.generate(PROMPTS, GREEDY)] == expected
+
+
+def test_looked_up_drafts_change_no_token(tmp_path: Path, start: Callable[..., Engine]) -> None:
+    """The leader alone proposes and accepts. Followers take wrong tokens back, also out of the
+    windows of their caches."""
+    folder = make_checkpoint(tmp_path, "gemma3_text")
+    prompts = [[7, 8] * 15, *PROMPTS]
+    sampling = Sampling(temperature=0, max_tokens=40, ignore_eos=True)
+    expected = load(folder, 1, max_batch=1).generate(prompts, sampling)
+    engine = start(2, folder, max_batch=1, draft="ngram")
+    found = engine.generate(prompts, sampling)
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    speculation = engine._core.speculation
+    assert 0 < speculation.accepted_tokens < speculation.drafted_tokens

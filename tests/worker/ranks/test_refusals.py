@@ -20,7 +20,7 @@ from worker.model_spec import ModelSpec
     ("options", "fact"),
     [
         ({"tensor_parallel": 0}, "tensor_parallel must be 1 to 64, got 0"),
-        ({"tensor_parallel": 2, "draft": "ngram"}, "can't be used with draft"),
+        ({"tensor_parallel": 2, "draft": "demo"}, "can't be used with draft other than 'ngram'"),
         ({"tensor_parallel": 2, "quantize": "q8"}, "can't be used with quantize"),
     ],
 )
