@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from jobs.gateway import metrics
+from jobs.gateway.figures import Figures
+from jobs.gateway.metrics import MetricsPage
+from jobs.store.job_state import Status
 from tests.jobs.gateway.conftest import GatewayProcess, Start, chat
-from tests.jobs.gateway.test_bad_input import reply_to
+from tests.jobs.gateway.test_bad_input import HEAD, reply_to
 from tests.waiting import wait_until
 from tests.worker.site import Site
 
@@ -86,6 +93,29 @@ def test_streams_are_counted_while_they_are_open(site: Site, start: Start) -> No
     assert added > 0
     buckets = list(values_of(gateway, "chatjobs_http_first_event_added_seconds_bucket").values())
     assert buckets == sorted(buckets) and buckets[-1] == 1
+
+
+def test_a_client_that_leaves_before_its_reply_is_counted_as_499(site: Site, start: Start) -> None:
+    site.worker(delay=0.05, lease_seconds=12)
+    site.wait_for_workers()
+    gateway = start()
+    content = json.dumps(chat(metadata={"words": "100000"}, job={"id": "mine"})).encode()
+    with gateway.connect() as connection:
+        connection.sendall(f"{HEAD}content-length: {len(content)}\r\n\r\n".encode() + content)
+        wait_until(lambda: site.client.job("mine").status() is Status.STARTED)
+    wait_for(gateway, "chatjobs_http_requests_total", {(PATH, "499"): 1})
+
+
+def test_a_page_is_made_once_in_its_time_for_each_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = Figures()
+    page = MetricsPage(figures)
+    monkeypatch.setattr(metrics, "PAGE_SECONDS", math.inf)
+    first = page.render("")
+    figures.streams = 7
+    assert page.render("") == first
+    assert b"chatjobs_http_streams_open 7.0" in page.render("application/openmetrics-text")[0]
+    monkeypatch.setattr(metrics, "PAGE_SECONDS", 0.0)
+    assert b"chatjobs_http_streams_open 7.0" in page.render("")[0]
 
 
 def test_the_page_needs_no_key_and_names_no_tenant(
