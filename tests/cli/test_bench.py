@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 
 from tests.cli.conftest import Run, Spawn
 from tests.cli.test_json import documented
+from tests.servers import BINARIES, Server
 from tests.waiting import PATIENCE
 from tests.worker.site import Site, wait_until
 
@@ -209,3 +213,85 @@ def test_a_length_below_that_of_the_chat_template_is_refused(run: Run) -> None:
     done = run("bench", "--local", "-m", "demo", "--input-len", "2")
     assert done.exit_code == 1
     assert "--input-len 2 is too short: the chat template of demo and one word" in done.output
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A Redis that the test may end."""
+    server = Server(BINARIES[0], tmp_path / "redis").start()
+    yield server
+    server.kill()
+
+
+def running_bench(spawn: Spawn, site: Site, folder: Path) -> subprocess.Popen[str]:
+    """A benchmark of which some requests run."""
+    file = data_set(folder, [words(3), *(words(100_000) for _ in range(3))])
+    process = spawn("bench", "-m", "fake", "--dataset", file, *places(site))
+    wait_until(lambda: len(list(site.redis.scan_iter("chatjobs:*:log"))) > 2)
+    return process
+
+
+def test_what_was_measured_before_redis_went_away_is_printed_with_what_is_left(
+    run: Run, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.store.connection.protocol.RECONNECT_SECONDS", 1.0)
+    site = Site(server.url, tmp_path / "results")
+    site.worker(delay=0.05)
+    site.wait_for_workers()
+
+    def end_redis() -> None:
+        wait_until(lambda: len(list(site.redis.scan_iter("rq:results:bench-*"))) > 1)
+        server.kill()
+
+    killer = threading.Thread(target=end_redis)
+    killer.start()
+    file = data_set(tmp_path, [words(3), *(words(100_000) for _ in range(3))])
+    done = run("bench", "-m", "fake", "--dataset", file, "--json", *places(site))
+    killer.join()
+    found = json.loads(done.stdout)
+    failed = found["failed"]  # the answer to the first one may be on its way
+    assert (found["completed"], found["errors"]) == (4 - failed, {"unavailable": failed})
+    assert failed >= 3
+    assert done.exit_code == 1
+    assert "can't reach Redis" in done.stderr
+    assert "chatjobs jobs cancel --run bench-" in done.stderr
+    site.close()
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_an_interrupt_waits_for_no_redis_that_is_away_and_says_what_is_left(
+    spawn: Spawn, server: Server, tmp_path: Path, hangs: bool
+) -> None:
+    site = Site(server.url, tmp_path / "results")
+    site.worker(delay=0.05)
+    site.wait_for_workers()
+    process = running_bench(spawn, site, tmp_path)
+    if hangs:
+        server.send(signal.SIGSTOP)
+    else:
+        server.kill()
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    last = error.splitlines()[-1]
+    assert last.startswith("interrupted; jobs of the benchmark may be left: chatjobs jobs cancel")
+    assert "Traceback" not in error
+    server.kill()
+    site.close()
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_removal_and_says_what_is_left(
+    spawn: Spawn, site: Site, tmp_path: Path, second: signal.Signals
+) -> None:
+    worker = site.worker(delay=0.05)
+    site.wait_for_workers()
+    process = running_bench(spawn, site, tmp_path)
+    worker.freeze()  # the rows of its jobs are not written
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert any("of run bench-" in line for line in iter(process.stderr.readline, ""))
+    process.send_signal(second)
+    _, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "interrupted; jobs of the benchmark may be left: chatjobs jobs cancel" in error

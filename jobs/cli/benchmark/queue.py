@@ -17,7 +17,8 @@ from uuid import uuid4
 from jobs.api.caller import run_in_thread
 from jobs.cli.benchmark.figures import Timeline
 from jobs.cli.benchmark.load import Load, probe
-from jobs.cli.failures import Interrupted
+from jobs.cli.failures import Interrupted, Unavailable
+from jobs.cli.options import check_server
 from jobs.cli.output import echo
 from jobs.cli.waiting import Notices, Rows, WaitNotice
 from jobs.errors import JobError
@@ -44,20 +45,44 @@ class QueueBench:
 
     @contextmanager
     def cleaned(self) -> Iterator[None]:
-        """Remove the jobs and rows after the block, whatever ends it; SIGTERM does as Ctrl-C."""
-        try:
-            with _terminates_as_interrupt():
+        """Remove the jobs and rows after the block, whatever ends it; SIGTERM does as Ctrl-C. If
+        Redis is away, or another signal comes meanwhile, say what is left."""
+        with _terminates_as_interrupt():
+            try:
                 yield
-        except KeyboardInterrupt:
-            self._cancel()
-            self._remove()
-            raise Interrupted("interrupted; the jobs of the benchmark are cancelled") from None
-        except BaseException:
-            with suppress(JobError):
+            except KeyboardInterrupt:
+                try:
+                    check_server(self._url)  # an interrupt waits for no server that is away
+                    self._cancel()
+                    self._remove()
+                except (KeyboardInterrupt, Unavailable, JobError):
+                    raise Interrupted(f"interrupted; {self._left()}") from None
+                raise Interrupted("interrupted; the jobs of the benchmark are cancelled") from None
+            except BaseException:
+                self._end(cancel=True)
+                raise
+            self._end(cancel=False)
+
+    def _end(self, *, cancel: bool) -> None:
+        """Remove the jobs and rows. What was measured, or the error that has ended it, counts more
+        than a server that is away now."""
+        try:
+            if cancel:
                 self._cancel()
-                self._remove()
-            raise
-        self._remove()
+            self._remove()
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted; {self._left()}") from None
+        except JobError as error:
+            if not self._quiet:
+                echo(f"{error.message}; {self._left()}", err=True)
+
+    def _left(self) -> str:
+        """How to remove what a benchmark has left that could not do it."""
+        return (
+            f"jobs of the benchmark may be left: chatjobs jobs cancel --run {self._run} ends them, "
+            f"chatjobs results rm {self._run} removes their rows, and Redis keeps ended ones for "
+            f"{KEEP_SECONDS // 60} minutes"
+        )
 
     def check(self) -> None:
         """Raises JobError if workers run, and none of them serves the model, or loads it."""
@@ -174,11 +199,12 @@ class QueueBench:
 
     def _cancel(self) -> None:
         for job in self._jobs():
-            with suppress(JobError):  # it has ended meanwhile
+            with _unless_unavailable():  # it has ended meanwhile
                 job.cancel()
 
     def _remove(self) -> None:
-        """Remove the rows and the jobs; if rows can't be removed, say how to do it."""
+        """Remove the rows and the jobs; if rows can't be removed, say how to do it. Raises JobError
+        if Redis is away."""
         from jobs.results.remove import remove_run
         from jobs.store.connection.protocol import run_sync
         from jobs.store.purge import purge
@@ -196,9 +222,11 @@ class QueueBench:
             else:
                 left = f"they are in {record.path} on {record.host}"
         except (JobError, OSError) as error:
+            if isinstance(error, JobError) and error.code == "unavailable":
+                raise
             left = str(error)
         for job in jobs:
-            with suppress(JobError):  # it has expired meanwhile
+            with _unless_unavailable():  # it has expired meanwhile
                 run_sync(purge(job.id), self._connected.connection)
         if left and jobs and not self._quiet:
             echo(
@@ -206,6 +234,17 @@ class QueueBench:
                 f"{self._run} --results DIR removes them",
                 err=True,
             )
+
+
+@contextmanager
+def _unless_unavailable() -> Iterator[None]:
+    """Suppress what Redis says about one job. Where it does not answer, each further call would
+    wait as long as this one."""
+    try:
+        yield
+    except JobError as error:
+        if error.code == "unavailable":
+            raise
 
 
 @contextmanager
