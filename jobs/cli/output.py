@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import sys
 from datetime import datetime
 from typing import Any, TextIO
@@ -80,6 +81,11 @@ def clear_terminal() -> None:
     """Empty the terminal that stdout is; a pipe gets nothing."""
     if is_terminal(sys.stdout):
         _write("\x1b[H\x1b[2J", sys.stdout, nl=False)
+
+
+def terminal_lines() -> int | None:
+    """The height of the terminal that stdout is; None for a pipe."""
+    return shutil.get_terminal_size().lines if is_terminal(sys.stdout) else None
 
 
 def show_log_lines() -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.failures import Failure, NotFound
+from jobs.cli.failures import Failure, NotFound, error_object, to_failure
 from jobs.cli.options import Seconds, connection, json_option, redis_option
-from jobs.cli.output import clear_terminal, echo, print_json
+from jobs.cli.output import clear_terminal, echo, print_json, terminal_lines
 from jobs.cli.status_tables import loading_text, print_rows, print_tables
 from jobs.cli.waiting import rows_wait
 from jobs.sizes import counted
@@ -78,15 +78,19 @@ def _look_again(redis: Redis, host: str | None, interval: float, as_json: bool) 
     try:
         snapshot = read_snapshot(redis, host)
     except RedisError as error:
-        clear_terminal()
-        echo(redis_failure(redis, error).message, err=True)
+        failure = to_failure(redis_failure(redis, error))
+        if as_json:
+            print_json(error_object(failure), err=True)
+        else:
+            clear_terminal()
+            failure.show()
     else:
         if as_json:
             print_json(_facts(snapshot))
         else:
             clear_terminal()
             echo(time.strftime("%H:%M:%S"))
-            _print(snapshot, host)
+            _print(snapshot, host, terminal_lines())
             fault = _fault(snapshot, host, as_json)
             if fault is not None:
                 fault.show()
@@ -109,8 +113,9 @@ def _facts(found: Snapshot) -> dict[str, Any]:
     }
 
 
-def _print(found: Snapshot, host: str | None) -> None:
-    print_tables(found.running, found.loading, found.queues, found.workers, host)
+def _print(found: Snapshot, host: str | None, screen: int | None = None) -> None:
+    """`screen`: see `print_tables`."""
+    print_tables(found.running, found.loading, found.queues, found.workers, host, screen)
     eviction = found.eviction
     if eviction and not any(worker["paused"] == eviction for worker in found.running):
         echo(f"{eviction}; until then, workers and submits are refused", err=True)

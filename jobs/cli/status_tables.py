@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jobs.cli.output import echo
-from jobs.cli.table import number, print_table
+from jobs.cli.table import Cut, number, print_table
 from jobs.cli.waiting import rows_wait
 from jobs.sizes import counted
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jobs.store.backlog import Unwritten
     from jobs.store.worker_status import WatchedWorker, WorkerStatus, WorkerStatuses
 
+NOTES = 3  # of one kind on a screen that does not scroll
 LONG_SECONDS = 60.0  # rows that wait longer are a warning; usually it is half of that
 
 _WORKER_NUMBERS = (
@@ -47,26 +48,48 @@ def print_tables(
     queues: Sequence[dict[str, Any]],
     statuses: WorkerStatuses,
     host: str | None,
+    screen: int | None = None,
 ) -> None:
+    """Print what runs and what waits. `screen`: the lines of one that does not scroll, which shows
+    what an operator should see first: workers that are paused, and jobs that wait longest."""
     from jobs.client.serving import nobody_takes
 
+    caches = _caches(workers)
+    tables = bool(workers) + bool(caches) + bool(queues)
+    share = None if screen is None else max(0, screen - 2 * NOTES) // max(1, tables)
+
+    def cut(importance: Iterable[float]) -> Cut | None:
+        return None if share is None else Cut(share, [*importance])
+
+    most = None if screen is None else NOTES
     if workers:
         print_table(
             ("worker", "models", "device", *map(number, _WORKER_NUMBERS)),
             [_cells(worker) for worker in workers],
+            cut=cut(bool(worker["paused"]) for worker in workers),
         )
-        print_caches(workers)
+        if caches:
+            echo()
+            print_table(
+                ("KV cache of", number("now"), number("at most"), number("at least"), "worker"),
+                caches,
+                cut=cut(0 for _ in caches),
+            )
     elif not loading:
         echo("no workers" if host is None else f"no workers on host {host}")
-    for one in workers:
-        if kept := one["memory"].get("kept"):
-            names = ", ".join(f"{model} ({_size(size)})" for model, size in kept.items())
-            echo(f"worker {one['name']} keeps in host memory: {names}")
-    for worker in loading:
-        echo(loading_text(worker))
-    for worker in workers:
-        if worker["paused"]:
-            echo(f"worker {worker['name']} claims no jobs: {worker['paused']}", err=True)
+    _print_notes(
+        (f"worker {name} keeps in host memory: {kept}" for name, kept in _kept(workers)), most
+    )
+    _print_notes(map(loading_text, loading), most)
+    _print_notes(
+        (
+            f"worker {worker['name']} claims no jobs: {worker['paused']}"
+            for worker in workers
+            if worker["paused"]
+        ),
+        most,
+        err=True,
+    )
     if behind := max((worker.get("clock_behind", 0) for worker in workers), default=0):
         echo(
             f"the clock of Redis was set back: it is {behind} s behind the time that it had; keys "
@@ -81,34 +104,44 @@ def print_tables(
                 [queue["name"], *(queue[name] for name in _COUNTS), *_serving(queue)]
                 for queue in queues
             ],
+            cut=cut(queue["oldest_s"] + _waits(queue) for queue in queues),
         )
         if failed := sum(queue["failed"] for queue in queues):
             echo(f"{counted(failed, 'failed job')}: chatjobs jobs list --state failed")
     else:
         echo("no queues")
-    for clause in sorted(
-        {
-            nobody_takes(one["model"], one["func"], statuses)
-            for one in queues
-            if _waits(one) and not one["workers"]
-        }
-    ):
-        echo(f"{clause}: its jobs wait", err=True)
+    unserved = {
+        nobody_takes(one["model"], one["func"], statuses)
+        for one in queues
+        if _waits(one) and not one["workers"]
+    }
+    _print_notes([f"{clause}: its jobs wait" for clause in sorted(unserved)], most, err=True)
 
 
-def print_caches(workers: Sequence[WatchedWorker]) -> None:
-    """Print how the models of a worker share the memory for caches, if there are several."""
-    rows = [
+def _print_notes(notes: Iterable[str], most: int | None, *, err: bool = False) -> None:
+    """Print sentences of one kind, at most so many."""
+    found = [*notes]
+    for note in found[:most]:
+        echo(note, err=err)
+    if left := len(found[len(found) if most is None else most :]):
+        echo(f"and {left:,} more like this", err=err)
+
+
+def _kept(workers: Sequence[WatchedWorker]) -> Iterator[tuple[str, str]]:
+    """The names of the workers that keep models in host memory, and these models."""
+    for one in workers:
+        if kept := one["memory"].get("kept"):
+            yield one["name"], ", ".join(f"{model} ({_size(size)})" for model, size in kept.items())
+
+
+def _caches(workers: Sequence[WatchedWorker]) -> list[tuple[object, ...]]:
+    """How the models of a worker share the memory for caches, if there are several."""
+    return [
         (model, *map(_size, (cache["used"], cache["limit"], cache["least"])), worker["name"])
         for worker in workers
         if len(caches := worker["memory"].get("caches", {})) > 1
         for model, cache in caches.items()
     ]
-    if rows:
-        echo()
-        print_table(
-            ("KV cache of", number("now"), number("at most"), number("at least"), "worker"), rows
-        )
 
 
 def _cells(worker: WatchedWorker) -> tuple[object, ...]:

@@ -26,6 +26,14 @@ class Column(NamedTuple):
     text: bool = False
 
 
+class Cut(NamedTuple):
+    """The lines that a table may have, and how much each of its rows matters: if not all have room,
+    those that matter most are shown, at least one, in their order."""
+
+    lines: int
+    importance: Sequence[float]
+
+
 def number(name: str) -> Column:
     """A column of numbers."""
     return Column(name, right=True)
@@ -37,10 +45,15 @@ def free_text(name: str) -> Column:
 
 
 def print_table(
-    columns: Sequence[Column | str], rows: Sequence[Sequence[object]], *, fit: bool = False
+    columns: Sequence[Column | str],
+    rows: Sequence[Sequence[object]],
+    *,
+    fit: bool = False,
+    cut: Cut | None = None,
 ) -> None:
     """Print rows of cells below the names of their columns. Free text is the last column. `fit`:
-    a column that is wider than a terminal is shortened there like free text."""
+    a column that is wider than a terminal is shortened there like free text. `cut`: of a screen
+    that does not scroll; the number of rows that are left out is printed below."""
     from rich.cells import cell_len, set_cell_size
 
     shown = [one if isinstance(one, Column) else Column(one) for one in columns]
@@ -73,9 +86,22 @@ def print_table(
 
     for line in lines:
         echo(line_of([column.name for column in shown], line), bold=True)
-    for row in cells:
+    kept = range(len(cells)) if cut is None else _kept(cut, len(lines))
+    for index in kept:
         for line in lines:
-            echo(line_of(row, line))
+            echo(line_of(cells[index], line))
+    if len(kept) < len(cells):
+        echo(f"{more} and {len(cells) - len(kept):,} more")
+
+
+def _kept(cut: Cut, lines: int) -> Sequence[int]:
+    """The rows that are shown. `lines`: of one row, and of the names of the columns."""
+    count = len(cut.importance)
+    if lines * (1 + count) <= cut.lines:
+        return range(count)
+    room = max(1, (cut.lines - 1) // lines - 1)
+    ranked = sorted(range(count), key=lambda index: -cut.importance[index])
+    return sorted(ranked[:room])
 
 
 def _cell(value: object, column: Column) -> str:

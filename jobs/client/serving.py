@@ -12,6 +12,7 @@ from redis import Redis, RedisError
 from jobs.api.caller import warn_caller
 from jobs.store.worker_status import WorkerStatuses, funcs_of, read_statuses
 
+NAMED = 10  # served models in a sentence
 CHECK_SECONDS = 5.0  # between two reads of the workers, by one client
 
 
@@ -35,7 +36,10 @@ def nobody_serves(model: str, workers: WorkerStatuses) -> str:
     """The clause about a model that no running worker serves."""
     if loader := who_loads(model, workers.loading):
         return f"no worker serves {model!r} yet ({loader})"
-    served = ", ".join(sorted(workers.served)) or "none"
+    known = sorted(workers.served)
+    served = ", ".join(known[:NAMED]) or "none"
+    if len(known) > NAMED:
+        served += f" and {len(known) - NAMED} more"
     return (
         f"no worker serves {model!r} (models served now: {served}; chatjobs work --model {model} "
         "starts one)"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import redis
@@ -55,11 +56,14 @@ _SHARED = (
     keys.DEADLINES,
     rq_layout.QUEUES_KEY,
 )
-_OF_QUEUE = (
+_OF_QUEUE: tuple[Callable[[str], str], ...] = (
     rq_layout.queue_key,
     rq_layout.wip_key,
     rq_layout.scheduled_key,
     rq_layout.deferred_key,
+    partial(rq_layout.registry_key, end="failed"),
+    partial(rq_layout.registry_key, end="finished"),
+    partial(rq_layout.registry_key, end="canceled"),
     keys.tenants,
     keys.quarantine,
     keys.quarantine_worker,

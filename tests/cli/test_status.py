@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from jobs import Client, keys
 from tests.cli.conftest import Run, Show
@@ -49,16 +50,17 @@ def test_damaged_keys_are_named_and_the_exit_code_is_1(
     assert run("status", "--redis", redis_url).exit_code == 0
     client.redis.set("rq:scheduled:bulk:m", "x")
     client.redis.set("rq:wip:chat:m", "x")
+    client.redis.set("rq:failed:chat:m", "x")
     client.redis.sadd("rq:queues", "rq:queue:bulk:m")
     client.redis.zadd(keys.WORKERS, {"w": 1e13})
     client.redis.set(keys.worker("w"), "[]")
     shown = run("status", "--redis", redis_url)
     assert shown.exit_code == 1
-    for key in ("rq:scheduled:bulk:m", "rq:wip:chat:m", keys.worker("w")):
+    for key in ("rq:scheduled:bulk:m", "rq:wip:chat:m", "rq:failed:chat:m", keys.worker("w")):
         assert f"the key {key} in Redis" in shown.stderr
     found = json.loads(run("status", "--json", "--redis", redis_url).stdout)
     assert [queue["queued"] for queue in found["queues"]] == [0, 1]
-    assert len(found["damaged"]) == 3
+    assert len(found["damaged"]) == 4
     client.redis.zadd(keys.RECORDERS, {"r": 1e13})
     client.redis.set(keys.recorder("r"), "{}")
     assert f"the key {keys.recorder('r')} in Redis" in run("status", "--redis", redis_url).stderr
@@ -134,6 +136,19 @@ ABOUT: dict[str, Any] = {
 }
 
 
+def interrupted_at(count: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Ctrl-C comes in the pause after so many looks. The pauses."""
+    looks: list[float] = []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == count:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("jobs.cli.status.time.sleep", pause)
+    return looks
+
+
 def test_it_shows_what_an_operator_looks_for_on_80_columns(
     show: Show, client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,14 +164,7 @@ def test_it_shows_what_an_operator_looks_for_on_80_columns(
     client.redis.zadd(keys.WORKERS, {ABOUT["name"]: (seconds + 7) * 1000})
     about = {**ABOUT, "results": {"path": "/r", "error": ""}}
     client.redis.set(keys.worker(ABOUT["name"]), json.dumps(about))
-    looks: list[float] = []
-
-    def pause(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("jobs.cli.status.time.sleep", pause)
+    looks = interrupted_at(2, monkeypatch)
     watched = show("status", "--watch", "--interval", "7", "--redis", redis_url, terminal=True)
     assert (watched.code, looks) == (130, [7.0, 7.0])
     text = OURS.sub("", watched.out.split("\x1b[H\x1b[2J")[2])
@@ -171,3 +179,52 @@ def test_it_shows_what_an_operator_looks_for_on_80_columns(
     assert unserved[-1] == "nobody"
     assert "1 failed job: chatjobs jobs list --state failed" in text
     assert "1 row waits in Redis, of run r, the first one for " in text
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_a_live_view_of_many_workers_and_queues_fits_the_screen_with_what_needs_attention(
+    show: Show, client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    seconds, _ = client.redis.time()
+    for number in range(200):
+        name, model = f"gpu{number}-1-a", f"model-{number % 50:02d}"
+        paused = "an operator has paused it" if number == 77 else ""
+        about = {**ABOUT, "name": name, "models": [model], "names": [model], "paused": paused}
+        client.redis.zadd(keys.WORKERS, {name: (seconds + 3600) * 1000})
+        client.redis.set(
+            keys.worker(name), json.dumps({**about, "memory": {**ABOUT["memory"], "caches": {}}})
+        )
+    for number in range(51):
+        queue = f"rq:queue:chat:model-{number:02d}"
+        client.redis.sadd("rq:queues", queue)
+        client.redis.rpush(queue, f"job-{number}")
+        client.redis.hset(
+            f"rq:job:job-{number}", "enqueued_at", f"2026-01-01T00:{number:02d}:00.000000Z"
+        )
+    monkeypatch.setenv("LINES", "40")
+    interrupted_at(1, monkeypatch)
+    words = ("status", "--watch", "--redis", redis_url)
+    watched = show(*words, terminal=True, columns=columns)
+    lines = OURS.sub("", watched.out).splitlines() + watched.err.splitlines()
+    assert len(lines) <= 40
+    text = "\n".join(lines)
+    assert "gpu77-1-a " in text and "chat:model-00 " in text
+    assert text.count("… and ") == 2
+    assert "no worker serves 'model-50' (models served now: model-00, " in text
+    assert "model-09 and 40 more; chatjobs work" in text
+    piped = show("status", "--redis", redis_url, terminal=True, columns=columns)
+    assert piped.out.count("gpu") >= 200 and "… and " not in piped.out
+
+
+def test_a_look_that_fails_is_an_object_among_those_of_json(
+    show: Show, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise redis.TimeoutError("Timeout reading from socket")
+
+    monkeypatch.setattr("jobs.store.snapshot.read_snapshot", fail)
+    interrupted_at(2, monkeypatch)
+    watched = show("status", "--watch", "--json", "--redis", redis_url, terminal=True)
+    *looks, _ = [json.loads(line)["error"] for line in watched.err.splitlines()]
+    assert [one["code"] for one in looks] == ["unavailable"] * 2
+    assert watched.out == ""
