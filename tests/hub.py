@@ -31,7 +31,9 @@ class Hub:
         self._aliases: dict[str, str] = {}
         self.gated: set[str] = set()
         self.broken_files: dict[str, int] = {}  # file name → HTTP status to return
+        self.answers: dict[str, tuple[int, bytes]] = {}  # part of a path → what is sent instead
         self.silent_files: set[str] = set()  # files for which the hub closes the connection
+        self.short_files: dict[str, int] = {}  # file name → bytes that the hub says it has
         self.drop_after: dict[str, int] = {}  # file name → bytes of it to send, once
         self.held: dict[str, threading.Event] = {}  # file name → when its second half is sent
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, Range
@@ -132,6 +134,9 @@ class Hub:
 
             def do_GET(self) -> None:
                 hub.requests.append((self.command, self.path, self.headers.get("Range")))
+                for part, (status, body) in hub.answers.items():
+                    if part in self.path:
+                        return self._send(status, {"Content-Type": "text/html"}, body)
                 api, file = API.match(self.path), FILE.match(self.path)
                 match = api or file
                 if match is None:
@@ -158,6 +163,8 @@ class Hub:
                     self.close_connection = True
                     return None
                 content, etag = file.read_bytes(), etag_of(file)
+                if fetched:
+                    content = content[: hub.short_files.get(file.name)]
                 if file.suffix != ".safetensors":
                     etag = etag[:40]
                 headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}

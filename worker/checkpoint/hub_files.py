@@ -16,6 +16,7 @@ from typing import TypeVar
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
+    FileMetadataError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
@@ -29,6 +30,16 @@ from jobs.errors import JobError
 from worker.checkpoint.safetensors_files import INDEX, SINGLE
 
 logger = logging.getLogger(__name__)
+
+NOT_REACHED = "it is not in the local cache, and the hub cannot be reached"
+NO_HUB = "the answer is not that of a hub: look at HF_ENDPOINT, and for a proxy or a login page"
+RETRY_ADVICE = " This is usually"  # from here on the library names its own options
+REMEDIES = {
+    401: ": check HF_TOKEN",
+    403: ": HF_TOKEN has no access",
+    407: ": the proxy asks for a login",
+    429: ", too many requests: wait, or set HF_TOKEN",
+}
 
 T = TypeVar("T")
 
@@ -68,20 +79,35 @@ def reach(label: str, fetch: Callable[[], T]) -> T:
         reason = "the repository has no such revision"
     except RepositoryNotFoundError:
         reason = "no such repository on the hub (or it is private: set HF_TOKEN)"
-    except LocalEntryNotFoundError:
-        reason = "it is not in the local cache, and the hub cannot be reached"
+    except LocalEntryNotFoundError as error:  # the library says so of each answer but a few
+        reason = _of_answer(error.__cause__) or NOT_REACHED
     except EntryNotFoundError:
         reason = f"the repository lacks its weights: {SINGLE}, or the shards that {INDEX} names"
     except HFValidationError as error:
         reason = " ".join(str(error).split())
-    except HfHubHTTPError as error:
-        reason = f"the hub returned HTTP status {error.response.status_code}"
+    except (HfHubHTTPError, FileMetadataError) as error:
+        reason = _of_answer(error)
     except OSError as error:
-        reason = f"{error.strerror or error}"
+        place = f": {error.filename}" if error.filename else ""
+        fact = " ".join((error.strerror or str(error)).split())
+        reason = f"{fact.partition(RETRY_ADVICE)[0]}{place}"
         if error.errno == errno.ENOSPC:
             reason += "; free some, and try again: complete files are kept"
+        elif error.errno is None:  # a file that came is not the one that was announced
+            reason += "; try again: complete files are kept"
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        logger.debug("an answer of the hub has another form", exc_info=error)
+        reason = NO_HUB
     except Exception as error:  # the library's HTTP client differs between its versions
         logger.debug("download interrupted", exc_info=error)
         fact = " ".join(str(error).split()) or type(error).__name__
         reason = f"the download was interrupted ({fact}): try again, complete files are kept"
     raise JobError("model_not_found", f"{label} cannot be downloaded: {reason}")
+
+
+def _of_answer(error: BaseException | None) -> str:
+    """What is wrong with the answer of a server; "" if none has come."""
+    if isinstance(error, HfHubHTTPError):
+        status = error.response.status_code
+        return f"the hub returned HTTP status {status}{REMEDIES.get(status, '')}"
+    return NO_HUB if isinstance(error, FileMetadataError) else ""

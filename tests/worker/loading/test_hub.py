@@ -14,6 +14,7 @@ import pytest
 from tests.hub import Hub
 from tests.worker.checkpoints import make_checkpoint, split
 from tests.worker.loading.hub_client import run_code
+from worker.checkpoint.hub_files import NO_HUB
 from worker.checkpoint.safetensors_files import SafetensorsCheckpoint
 
 REPO, WEIGHTS = "org/tiny", "model.safetensors"
@@ -243,6 +244,50 @@ def test_a_full_disk_is_named(site: Site) -> None:
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
     assert site.refusal(before=limit) == f"{REPO} cannot be downloaded: File too large"
     site.assert_published(site.find().folder)
+
+
+LOGIN = b"<html>Log in to the network</html>"
+
+
+@pytest.mark.parametrize("path", ["/revision/main", WEIGHTS])
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (401, b"{}", "the hub returned HTTP status 401: check HF_TOKEN"),
+        (403, b"{}", "the hub returned HTTP status 403: HF_TOKEN has no access"),
+        (429, b"{}", "the hub returned HTTP status 429, too many requests: wait, or set HF_TOKEN"),
+        (503, b"{}", "the hub returned HTTP status 503"),
+        (200, LOGIN, NO_HUB),
+        (200, b"[]", NO_HUB),
+    ],
+)
+def test_an_answer_that_is_no_file_is_named_and_no_missing_network(
+    site: Site, path: str, status: int, body: bytes, reason: str
+) -> None:
+    site.hub.answers[path] = (status, body)
+    assert site.refusal() == f"{REPO} cannot be downloaded: {reason}"
+    site.hub.answers.clear()
+    site.assert_published(site.find().folder)
+
+
+def test_a_file_that_ends_too_soon_is_one_sentence_without_the_library_s_options(
+    site: Site,
+) -> None:
+    size = (site.model / WEIGHTS).stat().st_size
+    site.hub.short_files[WEIGHTS] = 1000
+    message = site.refusal()
+    assert f"should be of size {size} but has size 1000" in message
+    assert message.endswith("; try again: complete files are kept")
+    assert "force_download" not in message
+    site.hub.short_files.clear()
+    site.assert_published(site.find().folder)
+
+
+def test_a_place_that_cannot_be_written_to_is_named(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    reason = site.refusal(HF_HUB_CACHE=str(file))
+    assert reason.startswith(f"{REPO} cannot be downloaded: Not a directory: {file}")
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "pytorch_model.bin"])
