@@ -17,7 +17,7 @@ MOST_LOGPROBS = 20
 
 NOT_OF_COMPLETIONS = (
     *("messages", "prompt_token_ids", "apply_chat_template", "prompt_logprobs"),
-    "return_token_ids",
+    *("return_token_ids", "thinking_token_budget"),
 )
 OF_PROMPT = ("messages", "prompt_token_ids")  # fields of a job that the prompt becomes
 

@@ -56,6 +56,13 @@ def test_chats_and_streams_are_those_of_openais_client(site: Site, start: Start)
     streamed = (getattr(chunk.choices[0], "token_ids", []) for chunk in (first, *later))
     assert [*chain.from_iterable(streamed)] == told.choices[0].token_ids
 
+    brief = client.chat.completions.create(**SUM, extra_body={"thinking_token_budget": 7})
+    assert brief.choices[0].message.reasoning_content == "17+25"
+    assert brief.usage.completion_tokens_details.reasoning_tokens == 7
+    assert brief.choices[0].finish_reason == "stop"
+    with pytest.raises(openai.BadRequestError, match="thinking_token_budget is no field of a comp"):
+        client.completions.create(model="demo", prompt="1", extra_body={"thinking_token_budget": 5})
+
     both = client.chat.completions.create(**{**SUM, "temperature": 1}, n=2, seed=1)
     assert [choice.index for choice in both.choices] == [0, 1]
 

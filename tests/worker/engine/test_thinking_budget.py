@@ -95,6 +95,15 @@ def test_each_choice_has_a_budget_of_its_own(engine: Engine) -> None:
     assert len({str(ids) for ids in tokens(completion)}) == 3
 
 
+def test_the_row_names_the_budget(engine: Engine) -> None:
+    sink = WaitingSink()
+    chat = engine.submit(think(5, max_tokens=2), sink)
+    while not chat.done:
+        engine.step()
+    assert sink.completion() and sink.outcome and sink.outcome.sampling
+    assert sink.outcome.sampling.thinking_token_budget == 5
+
+
 def test_reasoning_that_ends_earlier_is_as_without_a_budget(engine: Engine) -> None:
     mark = engine.tokenizer.id_of("</think>")
     ended = 0
