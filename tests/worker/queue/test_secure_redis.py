@@ -151,6 +151,59 @@ def test_a_producer_cannot_end_or_pause_a_worker(server: EmbeddedRedis, tmp_path
     as_worker.close()
 
 
+TO_WORKERS = [
+    *("workers pause NAME", "workers drain NAME", "workers resume NAME"),
+    *("workers pause --all", "workers resume --all"),
+    *("models load two", "models pin two", "models unpin two", "models unload two"),
+    *("models pull two --worker NAME",),
+]
+OF_JOBS = [
+    *("status", "status --json", "models list", "limits", "limits jobs=9", "jobs list"),
+    *("jobs show first", "cancel first", "jobs requeue first", "jobs cancel --all"),
+    *("jobs purge --all", "results rm done --yes --results DIR"),
+]
+
+
+def test_an_operator_may_do_all_that_the_guide_gives_it_and_others_are_refused_in_one_sentence(
+    server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    at = f"127.0.0.1:{server.port}/0"
+    url = f"redis://{{}}:{IN_URL}@{at}"
+    site = Site(url.format("producer"), tmp_path / "results")
+    as_worker = Site(url.format("worker"), tmp_path / "results")
+    as_worker.worker(models=["one", "two"], budget=300, lease_seconds=30.0)
+    site.wait_for_workers()
+    (name,) = (found.decode() for found in site.redis.zrange(keys.WORKERS, 0, -1))
+    site.submit("hello", model="one", run="done").result(timeout=PATIENCE)
+    wait_until(lambda: "done" in site.results.runs())
+    site.submit("hello", model="nobody", id="first")
+
+    def run(user: str, command: str) -> tuple[int, str]:
+        places = {"NAME": name, "DIR": str(tmp_path / "results")}
+        words = [places.get(word, word) for word in command.split()]
+        done = CliRunner().invoke(build(), [*words, "--redis", url.format(user)])
+        assert "Traceback" not in done.output and PASSWORD not in done.output
+        return done.exit_code, done.stderr
+
+    for command in TO_WORKERS:
+        for user in ("producer", "acme"):
+            code, error = run(user, command)
+            assert (code, error.count("\n")) == (3, 1), (command, error)
+            assert f"the user '{user}' lacks a right: docs/operations.md (Users)" in error
+    for command in ("cancel first", "jobs show first", "jobs cancel --all", "status"):
+        code, error = run("acme", command)
+        assert (code, error.count("\n")) == (3, 1), (command, error)
+    assert site.client.job("first").status() == "queued"
+    for command in [*TO_WORKERS, *OF_JOBS]:
+        code, error = run("operator", command)
+        if "pull" in command:  # the worker's answer: such models come from no hub
+            assert code != 3 or "lacks a right" not in error
+        else:
+            assert code == 0, (command, error)
+    for one in (site, as_worker):
+        one.close()
+
+
 def test_a_tenant_s_user_runs_its_jobs_and_reads_no_content_of_others(
     server: EmbeddedRedis, tmp_path: Path
 ) -> None:

@@ -215,6 +215,7 @@ def test_a_login_in_the_url_is_sent_and_not_shown(
         (["--model", "there", "--device", "cpu"], "--device has no effect with --upstream"),
         (["--model", "there", "--devices", "cpu"], "--devices has no effect"),
         (["--model", "there", "--memory", "50%"], "--memory has no effect"),
+        (["--model", "there", "--host-memory", "1GiB"], "--host-memory has no effect"),
         (["--model", "there", "--draft", "ngram"], "--draft has no effect"),
         (["--model", "there", "--dtype", "bf16"], "--dtype has no effect"),
         (["--model", "there", "--context", "8"], "--context has no effect"),
