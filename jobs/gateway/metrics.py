@@ -5,43 +5,19 @@ Names are those of vLLM's HTTP server where it has the same figure.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from jobs.gateway.figures import BOUNDS, Figures
-
-PAGE_SECONDS = 1.0  # a page is made at most so often, since anybody may ask for it
-
-
-class MetricsPage:
-    """Makes the page at most once in PAGE_SECONDS for each format."""
-
-    def __init__(self, figures: Figures) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        ProcessCollector(registry=self._registry)
-        self._registry.register(GatewayCollector(figures))
-        self._made: dict[str, tuple[float, bytes]] = {}  # time (monotonic) and page, by format
-
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """The page and its content type."""
-        encode, content_type = choose_encoder(accept)
-        made, body = self._made.get(content_type, (-PAGE_SECONDS, b""))
-        if time.monotonic() - made >= PAGE_SECONDS:
-            body = encode(self._registry)
-            self._made[content_type] = time.monotonic(), body
-        return body, content_type
 
 
 class GatewayCollector(Collector):

@@ -6,32 +6,25 @@ Prometheus keeps colons for the names of rules. docs/metrics.md lists them.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
-from http import HTTPStatus
 from importlib.metadata import version
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from jobs import keys
 from worker.monitoring.redis_figures import RedisFigures
-from worker.monitoring.server import Response
 from worker.monitoring.sources import Sources
 from worker.queue.job_figures import Histogram
-
-PAGE_SECONDS = 1.0  # a page is made at most so often: more scrapes cost the worker nothing
 
 # By figure of a job's row: the metric, and its documentation.
 SECONDS = {
@@ -40,28 +33,6 @@ SECONDS = {
     "tpot_s": ("chatjobs_request_time_per_output_token_seconds", "Per token after the first one."),
     "duration_s": ("chatjobs_request_inference_time_seconds", "From the start to the last token."),
 }
-
-
-class MetricsPage:
-    """Makes the page at most once in PAGE_SECONDS for each format. Used by one thread at a time.
-
-    sources: None while the worker loads its models: there are figures of the process alone.
-    """
-
-    def __init__(self, sources: Sources | None, redis: RedisFigures) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        ProcessCollector(registry=self._registry)
-        if sources is not None:
-            self._registry.register(WorkerCollector(sources, redis))
-        self._made: dict[str, tuple[float, bytes]] = {}  # time (monotonic) and page, by format
-
-    def render(self, accept: str) -> Response:
-        encode, content_type = choose_encoder(accept)
-        made, body = self._made.get(content_type, (-PAGE_SECONDS, b""))
-        if time.monotonic() - made >= PAGE_SECONDS:
-            body = encode(self._registry)
-            self._made[content_type] = time.monotonic(), body
-        return Response(HTTPStatus.OK, body, content_type)
 
 
 class WorkerCollector(Collector):

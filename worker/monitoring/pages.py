@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from http import HTTPStatus
 
-from worker.monitoring.metrics import MetricsPage
+from jobs.metrics_page import MetricsPage
+from worker.monitoring.metrics import WorkerCollector
 from worker.monitoring.redis_figures import RedisFigures
 from worker.monitoring.server import Page, Response
 from worker.monitoring.sources import Sources
@@ -15,11 +16,17 @@ LOADING = "starting: the models are being loaded"
 
 def pages_of(sources: Sources | None, redis: RedisFigures) -> Mapping[str, Page]:
     """The pages of a worker; of one that still loads its models, without `sources`."""
+    # While the models are loaded, there are figures of the process alone.
+    metrics = MetricsPage(*([] if sources is None else [WorkerCollector(sources, redis)]))
     return {
         "/healthz": Page(lambda _: _health(sources)),
         "/readyz": Page(lambda _: _readiness(sources)),
-        "/metrics": Page(MetricsPage(sources, redis).render, waits=True),
+        "/metrics": Page(lambda accept: _page(metrics, accept), waits=True),
     }
+
+
+def _page(metrics: MetricsPage, accept: str) -> Response:
+    return Response(HTTPStatus.OK, *metrics.render(accept))
 
 
 def _health(sources: Sources | None) -> Response:

@@ -9,7 +9,8 @@ from starlette.routing import Route
 
 from jobs.gateway.failures import JsonReply
 from jobs.gateway.gateway import Gateway
-from jobs.gateway.metrics import MetricsPage
+from jobs.gateway.metrics import GatewayCollector
+from jobs.metrics_page import MetricsPage
 from jobs.store.connection.connect import redis_failure
 
 
@@ -22,7 +23,7 @@ def routes(gateway: Gateway) -> list[Route]:
         workers = await gateway.models.workers()
         return JsonReply({"status": "ok", "workers": workers})
 
-    page = MetricsPage(gateway.figures)
+    page = MetricsPage(GatewayCollector(gateway.figures))
 
     async def metrics(request: Request) -> Response:
         body, content_type = page.render(request.headers.get("accept", ""))

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jobs.gateway import metrics
+from jobs import metrics_page
 from jobs.gateway.figures import Figures
-from jobs.gateway.metrics import MetricsPage
+from jobs.gateway.metrics import GatewayCollector
+from jobs.metrics_page import MetricsPage
 from jobs.store.job_state import Status
 from tests.jobs.gateway.conftest import GatewayProcess, Start, chat
 from tests.jobs.gateway.test_bad_input import HEAD, reply_to
@@ -108,13 +109,13 @@ def test_a_client_that_leaves_before_its_reply_is_counted_as_499(site: Site, sta
 
 def test_a_page_is_made_once_in_its_time_for_each_format(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = Figures()
-    page = MetricsPage(figures)
-    monkeypatch.setattr(metrics, "PAGE_SECONDS", math.inf)
+    page = MetricsPage(GatewayCollector(figures))
+    monkeypatch.setattr(metrics_page, "PAGE_SECONDS", math.inf)
     first = page.render("")
     figures.streams = 7
     assert page.render("") == first
     assert b"chatjobs_http_streams_open 7.0" in page.render("application/openmetrics-text")[0]
-    monkeypatch.setattr(metrics, "PAGE_SECONDS", 0.0)
+    monkeypatch.setattr(metrics_page, "PAGE_SECONDS", 0.0)
     assert b"chatjobs_http_streams_open 7.0" in page.render("")[0]
 
 
