@@ -28,6 +28,7 @@ from jobs.sizes import counted
 logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # without "." and ":", which end the name in others
+SENDABLE = re.compile(r"[!-~]([ -~]*[!-~])?")  # what a header carries unchanged
 HASH = "sha256:"  # begins the hash of a key in the place of the key
 HASHED = re.compile(rf"{HASH}([0-9a-fA-F]{{64}})")
 LIMITS = ("open", "responses", "files_bytes", "batches")
@@ -186,7 +187,7 @@ def _version(path: Path) -> tuple[int, ...] | None:
         return None
     if not stat.S_ISREG(found.st_mode):
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_ctime_ns, found.st_size, found.st_ino  # ctime: of its permissions as well
 
 
 def _read(path: Path) -> dict[str, tuple[list[bytes], dict[str, int]]]:
@@ -202,7 +203,16 @@ def _read(path: Path) -> dict[str, tuple[list[bytes], dict[str, int]]]:
     tenants = content.get("tenants")
     if content.keys() - {"tenants"} or not isinstance(tenants, dict) or not tenants:
         raise invalid(f'{path}: each tenant has a table [tenants.NAME] with keys = ["…"]')
-    return {name: _tenant(f"{path}: tenant {name!r}", name, tenants[name]) for name in tenants}
+    found = {name: _tenant(f"{path}: tenant {name!r}", name, tenants[name]) for name in tenants}
+    owners: dict[bytes, str] = {}
+    for name, (digests, _) in found.items():
+        for digest in digests:
+            owner = owners.setdefault(digest, name)
+            if owner != name:
+                raise invalid(
+                    f"{path}: tenants {owner!r} and {name!r} have the same key: give each its own"
+                )
+    return found
 
 
 def _tenant(place: str, name: str, table: Any) -> tuple[list[bytes], dict[str, int]]:
@@ -219,8 +229,8 @@ def _tenant(place: str, name: str, table: Any) -> tuple[list[bytes], dict[str, i
     for one, limit in limits.items():
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise invalid(f"{place}: {one} must be an integer of at least 1")
-    if not all(isinstance(key, str) and key and key == key.strip() for key in keys):
-        raise invalid(f"{place}: a key is a text without spaces around it")
+    if not all(isinstance(key, str) and SENDABLE.fullmatch(key) for key in keys):
+        raise invalid(f"{place}: a key has printable ASCII characters, and no spaces around them")
     if any(key.startswith(HASH) and not HASHED.fullmatch(key) for key in keys):
         raise invalid(f"{place}: {HASH} must be followed by the 64 hexadecimal digits of a hash")
     return [_digest(key) for key in keys], limits

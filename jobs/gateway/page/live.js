@@ -417,8 +417,13 @@ function askKey(problem) {
 
 $("key-form").addEventListener("submit", event => {
   event.preventDefault();
-  sessionStorage.setItem(KEY, $("key").value.trim());
+  const key = $("key").value.trim();
   $("key").value = "";
+  if (!/^[ -~]*$/.test(key)) { // no header carries it
+    set($("key-problem"), "A key has printable ASCII characters only");
+    return;
+  }
+  sessionStorage.setItem(KEY, key);
   $("key-form").hidden = true;
   $("main").hidden = false;
   setState("waiting", "connecting");

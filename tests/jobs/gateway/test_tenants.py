@@ -60,6 +60,10 @@ def test_a_changed_file_is_read_without_a_restart_and_a_broken_one_is_not(
     assert keys.tenant_of("Bearer new") is before
     with pytest.raises(HttpError):
         keys.tenant_of("Bearer first")
+    times = file.stat()
+    file.write_text('[tenants.a]\nkeys = ["now"]\n')  # of the same size
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # and time, as a copy may have
+    assert keys.tenant_of("Bearer now") is before
 
 
 @pytest.mark.parametrize(
@@ -70,7 +74,11 @@ def test_a_changed_file_is_read_without_a_restart_and_a_broken_one_is_not(
         ('[tenants."a b"]\nkeys = ["x"]', "a name has"),
         ('[tenants.a]\nkey = "x"', "unknown field 'key'"),
         ("[tenants.a]\n", "needs keys"),
-        ('[tenants.a]\nkeys = [""]', "a text without spaces"),
+        ('[tenants.a]\nkeys = [""]', "printable ASCII"),
+        ('[tenants.a]\nkeys = [" x"]', "no spaces around"),
+        ('[tenants.a]\nkeys = ["clé"]', "printable ASCII"),  # no header carries it unchanged
+        ('[tenants.a]\nkeys = ["x\\ny"]', "printable ASCII"),
+        (f'{KEYS}[tenants.c]\nkeys = ["third"]', "'b' and 'c' have the same key"),
         ('[tenants.a]\nkeys = ["x"]\nopen = 0', "at least 1"),
         ('[tenants.a]\nkeys = ["sha256:abcd"]', "64 hexadecimal digits"),
     ],
