@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,6 +14,7 @@ from jobs.errors import JobError
 from jobs.gateway.failures import SHOWN, HttpError
 from jobs.gateway.figures import Figures
 from jobs.gateway.overview import Overview
+from jobs.gateway.redis_reads import read_soon
 from jobs.gateway.served import ServedModels
 from jobs.gateway.settings import Settings
 from jobs.gateway.tenants import ApiKeys, Tenant
@@ -23,8 +23,6 @@ from jobs.keys import JOB_ID
 from jobs.store.connection.protocol import run_async
 from jobs.store.job_state import JobState, Status, read_state
 from jobs.store.results_folder import read_id, record_as_steps
-
-WAIT_SECONDS = 2.0  # for Redis
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +83,7 @@ class Gateway:
     async def check_results(self) -> None:
         """Raises HttpError unless the results folder is that of the workers, if there are any."""
         root = self.settings.results
-        steps = record_as_steps(time.monotonic() + WAIT_SECONDS)
-        record = await run_async(steps, self.client.connection)
+        record = await read_soon(record_as_steps, self.client.connection)
         if record is None or record.id == await asyncio.to_thread(read_id, root):
             return
         logger.error(

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from redis import RedisError
@@ -36,7 +37,7 @@ WAIT_SECONDS = 10.0  # for Redis
 NEWEST = 100  # jobs that run, and that have ended, of all tenants, that are looked at
 SHOWN_JOBS = 10  # of each of these, for one tenant
 SHOWN_RUNS = 12
-SHOWN_WORKERS = SHOWN_QUEUES = 200
+SHOWN_WORKERS = SHOWN_QUEUES = SHOWN_MODELS = 200
 ENDED = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
 COUNTS = ("deferred", "scheduled", "queued", "running", "failed")
 
@@ -113,7 +114,7 @@ def view_of(look: Look, tenant: Tenant) -> dict[str, Any]:
         "tenant": tenant.name,
         "workers": workers[:SHOWN_WORKERS],
         "queues": [_queue(one) for one in found.queues[:SHOWN_QUEUES]],
-        "models": [_model(one, found) for one in look.models.values()],
+        "models": [_model(one, found) for one in islice(look.models.values(), SHOWN_MODELS)],
         "runs": [_run(name, one) for name, one in runs if name is not None][:SHOWN_RUNS],
         "jobs": {
             "running": _jobs(look.running, tenant, look.at),

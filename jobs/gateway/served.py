@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from jobs.api.wire import describe
-from jobs.gateway.failures import HttpError
+from jobs.gateway.failures import SHOWN, HttpError
+from jobs.gateway.redis_reads import read_soon
 from jobs.operations import CHAT
-from jobs.store.connection.protocol import Connection, run_async
-from jobs.store.worker_status import WorkerStatuses, statuses_as_steps
+from jobs.store.connection.protocol import Connection
+from jobs.store.worker_status import WorkerStatuses, funcs_of, statuses_as_steps
 
+LISTED = 20  # names in a message
 READ_SECONDS = 1.0  # between two reads
-WAIT_SECONDS = 2.0  # for Redis
 # For so long after a model was served last, its jobs wait: its worker may be restarting.
 REMEMBER_SECONDS = 600.0
 
@@ -55,10 +57,11 @@ class ServedModels:
         async with self._lock:
             now = time.monotonic()
             if now >= self._next_read:
-                steps = statuses_as_steps(now + WAIT_SECONDS)
-                found = await run_async(steps, self._connection)
+                found = await read_soon(statuses_as_steps, self._connection)
                 self._models = dict(sorted(models_of(found).items()))
                 self._workers = len(found.running)
+                since = now - REMEMBER_SECONDS
+                self._seen = {name: one for name, one in self._seen.items() if one[0] > since}
                 self._seen |= {name: (now, one) for name, one in self._models.items()}
                 self._next_read = time.monotonic() + READ_SECONDS
         return self._models
@@ -78,8 +81,7 @@ class ServedModels:
                 return next(iter(roots.values()))
             raise HttpError(
                 400,
-                f"model: name one of the {len(roots)} models that are served: "
-                f"{', '.join(models) or 'none'}",
+                f"model: name one of the {len(roots)} models that are served: {listed(models)}",
                 "invalid_request",
                 "model",
             )
@@ -103,16 +105,25 @@ class ServedModels:
 
 
 def unknown_model(name: Any, models: Mapping[str, Model]) -> HttpError:
-    served = ", ".join(models) or "none"
     return HttpError(
         404,
-        f"the model {describe(name)} does not exist: models served now: {served}",
+        f"the model {describe(name)} does not exist: models served now: {listed(models)}",
         "model_not_found",
         "model",
     )
 
 
+def listed(models: Collection[str]) -> str:
+    """The first names of models, for a message."""
+    names = list(islice(models, LISTED))
+    more = len(models) - len(names)
+    shown = [name[:SHOWN] for name in names] + ([f"and {more} more"] if more else [])
+    return ", ".join(shown) or "none"
+
+
 def models_of(found: WorkerStatuses) -> dict[str, Model]:
+    """The models that workers serve or load, by name. Of several workers, the longest sequence
+    counts."""
     models: dict[str, Model] = {}
     for worker in found.loading:
         for reference, names in worker["loading"].items():
@@ -121,12 +132,14 @@ def models_of(found: WorkerStatuses) -> dict[str, Model]:
         roots = {
             name: root for root, about in worker.get("about", {}).items() for name in about["names"]
         }
+        contexts = worker.get("contexts", {}) if CHAT.func in funcs_of(worker) else {}
+        tokenizers = worker.get("tokenizers", {})
         for name in worker["names"]:
-            contexts = found.contexts(name, CHAT.func)
+            others = models.get(name, Model(name, name, None))
             models[name] = Model(
                 name,
                 roots.get(name, name),
-                max(contexts.values(), default=None),
-                found.tokenizer(name),
+                max(filter(None, (others.max_model_len, contexts.get(name))), default=None),
+                others.tokenizer or tokenizers.get(name),
             )
     return models

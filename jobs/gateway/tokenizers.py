@@ -7,16 +7,17 @@ The code that makes prompts is that of the workers, which comes through the entr
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError
 from jobs.gateway.failures import RETRY_SECONDS, HttpError
+from jobs.gateway.redis_reads import read_soon
 from jobs.gateway.served import Model
-from jobs.store.connection.protocol import Connection, run_async
+from jobs.store.connection.protocol import Connection
 from jobs.store.damage import Damage, Reports
 from jobs.store.tokenizers import tokenizer_as_steps
 
@@ -24,7 +25,6 @@ T = TypeVar("T")
 
 MOST_OPEN = 4  # tokenizers in memory: one of a large vocabulary takes 200 MB
 THREADS = 2  # that tokenize: the library holds Python's lock
-WAIT_SECONDS = 2.0  # for Redis
 
 
 class Prompts(Protocol):
@@ -86,8 +86,7 @@ class Tokenizers:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _read(self, name: str, fingerprint: str) -> Prompts:
-        steps = tokenizer_as_steps(fingerprint, time.monotonic() + WAIT_SECONDS)
-        found = await run_async(steps, self._connection)
+        found = await read_soon(partial(tokenizer_as_steps, fingerprint), self._connection)
         damage = [found] if isinstance(found, Damage) else []
         self._reports.update(fingerprint, damage)
         if isinstance(found, Damage):

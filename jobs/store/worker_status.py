@@ -197,11 +197,6 @@ class WorkerStatuses(NamedTuple):
         found = {one["name"]: one.get("versions", {}).get(model) for one in self.running}
         return {name: ModelVersion.of(one) for name, one in found.items() if one is not None}
 
-    def tokenizer(self, model: str) -> str | None:
-        """The fingerprint of the tokenizer of a model that a running worker has published."""
-        found = (one.get("tokenizers", {}).get(model) for one in self.running)
-        return next(filter(None, found), None)
-
     def ready(self, other_than: str) -> set[str]:
         """The names of the models that other workers have in memory, and claim jobs for."""
         return {

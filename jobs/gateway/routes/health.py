@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from redis import RedisError
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -10,16 +11,14 @@ from starlette.routing import Route
 from jobs.gateway.failures import JsonReply
 from jobs.gateway.gateway import Gateway
 from jobs.gateway.metrics import GatewayCollector
+from jobs.gateway.redis_reads import read_soon
 from jobs.metrics_page import MetricsPage
-from jobs.store.connection.connect import redis_failure
+from jobs.store.connection.protocol import command, retry
 
 
 def routes(gateway: Gateway) -> list[Route]:
     async def health(request: Request) -> Response:
-        try:
-            await gateway.client.redis.ping()
-        except RedisError as error:
-            raise redis_failure(gateway.client.redis, error) from error
+        await read_soon(partial(retry, command("ping")), gateway.client.connection)
         workers = await gateway.models.workers()
         return JsonReply({"status": "ok", "workers": workers})
 

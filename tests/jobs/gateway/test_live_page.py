@@ -176,6 +176,14 @@ def test_a_damaged_key_is_named_and_the_other_figures_are_shown(
     assert found["jobs"] == {"running": [], "ended": []}
 
 
+def test_of_thousands_of_models_some_are_shown(
+    client: Client, redis_url: str, tmp_path: Path
+) -> None:
+    publish_worker(client, *(f"m{number:04}" for number in range(2000)))
+    found = status(redis_url, tmp_path)
+    assert [one["id"] for one in found["models"]] == [f"m{number:04}" for number in range(200)]
+
+
 def test_an_outage_of_redis_is_an_error_that_may_be_tried_again(tmp_path: Path) -> None:
     error = status(UNREACHABLE, tmp_path)["error"]
     assert error["code"] == "unavailable"

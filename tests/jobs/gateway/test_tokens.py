@@ -14,6 +14,7 @@ from redis import Redis
 
 from jobs import keys
 from jobs.errors import JobError
+from jobs.gateway.served import models_of as models_in_redis
 from jobs.store import tokenizers as store
 from jobs.store.connection.protocol import Commands
 from jobs.store.damage import Damage
@@ -34,8 +35,13 @@ LONG = [{"role": "user", "content": "1 + 2 is 3, " * 20}]
 
 def wait_for_tokenizer(site: Site, model: str) -> str:
     """The fingerprint of the tokenizer of a model, once its worker has published it."""
-    wait_until(lambda: read_statuses(site.redis).tokenizer(model))
-    return str(read_statuses(site.redis).tokenizer(model))
+
+    def tokenizer() -> str | None:
+        found = models_in_redis(read_statuses(site.redis)).get(model)
+        return found and found.tokenizer
+
+    wait_until(tokenizer)
+    return str(tokenizer())
 
 
 @pytest.fixture
@@ -133,6 +139,7 @@ def test_wrong_requests_are_refused_by_field(http: httpx2.Client) -> None:
         ("/tokenize", {"model": "m"}, 400, "prompt"),
         ("/tokenize", {"model": "m", "prompt": "a", "messages": QUESTION}, 400, "prompt"),
         ("/tokenize", {"model": "m", "prompt": ["a"]}, 400, "prompt"),
+        ("/tokenize", {"model": "m", "prompt": "\ud800"}, 400, "prompt"),
         ("/tokenize", {"model": "m", "prompt": "a", "tools": []}, 400, "tools"),
         ("/tokenize", {"model": "m", "messages": []}, 400, "messages"),
         ("/tokenize", {"model": "m", "messages": QUESTION, "job": {"id": "x"}}, 400, "job"),
@@ -146,7 +153,8 @@ def test_wrong_requests_are_refused_by_field(http: httpx2.Client) -> None:
         ("/detokenize", {"model": "m", "tokens": [10**9]}, 400, "tokens"),
         ("/detokenize", {"model": "m", "tokens": [1], "x": 1}, 400, "x"),
     ):
-        reply = http.post(path, json=body)
+        kind = {"content-type": "application/json"}
+        reply = http.post(path, content=json.dumps(body), headers=kind)
         assert (reply.status_code, reply.json()["error"]["param"]) == (status, param), reply.text
 
 
