@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -28,7 +29,7 @@ class Endpoint:
         request = Request(scope, receive)
         tenant = self._gateway.keys.tenant_of(request.headers.get("authorization"))
         await refuse_loop(request, self._gateway.client.connection)
-        with tenant.opened():
+        with tenant.opened(), suppress(ClientDisconnect):  # in the middle of its body
             reply = await self._handle(request, tenant)
             await reply(scope, receive, send)
 

@@ -147,4 +147,5 @@ async def job_error(request: Request, error: Exception) -> Response:
 async def unexpected(request: Request, error: Exception) -> Response:
     """The reply for a fault of the gateway, which is logged."""
     message = f"{type(error).__name__} in the gateway, whose log has the details"
-    return HttpError(500, message, "internal", headers={"x-should-retry": "false"}).reply()
+    headers = {"connection": "close", "x-should-retry": "false"}  # the server closes it
+    return HttpError(500, message, "internal", headers=headers).reply()

@@ -17,7 +17,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -162,16 +162,19 @@ def create_json(file: Path, content: Any) -> bool:
     return True
 
 
-def read_json(file: Path) -> dict[str, Any] | None:
-    """The object in a file; None if there is none, or if it was damaged, which is logged."""
+def read_json(file: Path, kinds: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The object in a file; None if there is none, or if it was damaged, which is logged. `kinds`:
+    the types of the fields that it must have."""
     try:
         content = from_json(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError):
         content = None
-    if not isinstance(content, dict):
-        logger.error("%s is not JSON, and is ignored: restore it, or remove its folder", file)
+    if not isinstance(content, dict) or not all(
+        isinstance(content.get(name), kind) for name, kind in kinds.items()
+    ):
+        logger.error("%s is damaged, and is ignored: restore it, or remove its folder", file)
         return None
     return content
 

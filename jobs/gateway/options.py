@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.api.wire import describe
-from jobs.errors import invalid
+from jobs.errors import JobError, invalid
+
+
+def about(error: JobError, param: str) -> JobError:
+    """The error of a job, with the name that its field has in the request of the client."""
+    message = error.message
+    if error.param is not None and message.startswith(error.param):
+        message = param + message[len(error.param) :]
+    return JobError.from_dict({**error.to_dict(), "param": param, "message": message})
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:

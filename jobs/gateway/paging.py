@@ -27,18 +27,39 @@ class Page:
 
 def read_page(request: Request, kind: str, default: int, most: int) -> Page:
     """The page that a query asks for. `kind`: of the ids. Raises InvalidRequest."""
-    query = request.query_params
-    after, order = query.get("after"), query.get("order", "desc")
-    text = query.get("limit", str(default))
+    after = request.query_params.get("after")
     if after is not None and not is_id(kind, after):
         raise invalid(
             f"after: expected the id of the last one before, got {describe(after)}", "after"
         )
+    limit = read_number(request, "limit", 1, most, default)
+    return Page(after, limit, reads_newest_first(request))
+
+
+def reads_newest_first(request: Request) -> bool:
+    """The `order` of a query. Raises InvalidRequest."""
+    order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise invalid(f"order: expected asc or desc, got {describe(order)}", "order")
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
-        raise invalid(f"limit: expected an integer from 1 to {most}, got {describe(text)}", "limit")
-    return Page(after, int(text), order == "desc")
+    return order == "desc"
+
+
+def read_number(request: Request, name: str, least: int, most: int, default: int) -> int:
+    """A number of a query. Raises InvalidRequest."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    number = natural(text)
+    if number is None or not least <= number <= most:
+        raise invalid(
+            f"{name}: expected an integer from {least} to {most}, got {describe(text)}", name
+        )
+    return number
+
+
+def natural(text: str) -> int | None:
+    """The number that a text of up to 16 digits is; None for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else None
 
 
 def select(ids: Sequence[str], page: Page, read: Callable[[str], T | None]) -> tuple[list[T], bool]:

@@ -35,6 +35,7 @@ def serve(settings: Settings) -> None:
     settings.check()
     warnings.simplefilter("ignore", IgnoredFieldWarning)  # docs/http.md lists the fields
     warnings.simplefilter("ignore", NobodyServes)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its client has the error
     _raise_file_limit()
     with _listening(settings.host, settings.port) as listener:
         asyncio.run(_serve(settings, listener))

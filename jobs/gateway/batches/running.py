@@ -11,10 +11,11 @@ import threading
 import time
 from contextlib import suppress
 
+from jobs.api.wire import describe
 from jobs.client.client import Client
 from jobs.client.run import cancel_run, count_jobs
 from jobs.errors import InvalidRequest, JobError
-from jobs.gateway.batches.lines import BatchRows, Checked, Fault, check_lines
+from jobs.gateway.batches.lines import MAX_ERRORS, BatchRows, Checked, Fault, check_lines
 from jobs.gateway.batches.output import write_files
 from jobs.gateway.batches.stored import (
     ENDED,
@@ -25,6 +26,7 @@ from jobs.gateway.batches.stored import (
 )
 from jobs.gateway.files.stored import FileStore
 from jobs.gateway.ids import FILE, new_id
+from jobs.gateway.served import listed
 from jobs.results.files import Results
 from jobs.runs.audit import Audit
 from jobs.runs.data_set_run import DataSetRun
@@ -134,15 +136,15 @@ class BatchRun:
             for names in worker.get("loading", {}).values()
             for name in names
         }
-        served = ", ".join(sorted(known))
+        unserved = [name for name in models if known and name not in known]
         return [
             Fault(
                 "model_not_found",
-                f"the model {name!r} does not exist: models served now: {served}",
+                f"the model {describe(name)} does not exist: models served now: "
+                f"{listed(sorted(known))}",
                 "model",
             )
-            for name in models
-            if known and name not in known
+            for name in unserved[:MAX_ERRORS]
         ]
 
     def _run(self) -> DataSetRun:
@@ -183,8 +185,7 @@ class BatchRun:
 
     def _finish(self) -> None:
         batch = self._batch
-        finalizing = batch.fact(FINALIZING)
-        assert finalizing is not None
+        finalizing = batch.known(FINALIZING)
         files = FileStore(self._results.root, batch.tenant)
         try:
             written = write_files(batch, self._results, files, finalizing)

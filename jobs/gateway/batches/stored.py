@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jobs.encoding import to_json
+from jobs.errors import JobError
 from jobs.gateway.failures import HttpError
 from jobs.gateway.folders import (
     WITHOUT_KEYS,
@@ -48,6 +49,22 @@ CANCELLING = "cancelling.json"
 FINALIZING = "finalizing.json"
 ENDED = "ended.json"
 PROGRESS = "progress.json"
+
+# The fields of each, with their types.
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    ASKED: {
+        **dict.fromkeys(("endpoint", "input_file_id", "completion_window"), str),
+        **dict.fromkeys(("created_at", "expires_at", "output_seconds"), int),
+    },
+    IN_PROGRESS: {"at": int, "total": int},
+    CANCELLING: {"at": int},
+    FINALIZING: {
+        **{"at": int, "faults": list},
+        **dict.fromkeys(("outcome", "output_file_id", "error_file_id"), str),
+    },
+    ENDED: {"at": int, "status": str},
+    PROGRESS: {"completed": int, "failed": int},
+}
 
 KEPT_SECONDS = 30 * 24 * 3600  # after its end
 
@@ -78,11 +95,19 @@ class StoredBatch:
 
     @cached_property
     def asked(self) -> Asked:
-        content = read_json(self.folder / ASKED) or {}
+        """Raises JobError if it was damaged."""
+        content = self.known(ASKED)
         return Asked(**{name: content.get(name) for name in Asked.__slots__})  # type: ignore[arg-type]
 
     def fact(self, name: str) -> dict[str, Any] | None:
-        return read_json(self.folder / name)
+        return read_json(self.folder / name, KINDS[name])
+
+    def known(self, name: str) -> dict[str, Any]:
+        """A fact that has been written. Raises JobError if it was damaged."""
+        content = self.fact(name)
+        if content is None:
+            raise JobError("internal", f"{self.folder / name} is damaged")
+        return content
 
     def note(self, name: str, **content: Any) -> bool:
         """Write a fact with the time. False if it is there already: it stays."""

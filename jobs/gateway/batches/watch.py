@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 from jobs.child import ChildProcess
+from jobs.disk_faults import explain
 from jobs.gateway.batches.stored import stores
 from jobs.gateway.settings import Settings
 from jobs.store.connection.connect import URL_VARIABLE
 
 LOOK_SECONDS = 1.0
+AGAIN_SECONDS = 10.0  # after a failure of the disk
 END_SECONDS = 8.0  # of the process, after SIGTERM
 
 logger = logging.getLogger(__name__)
@@ -26,14 +28,18 @@ async def watch_batches(settings: Settings) -> None:
     ended: set[str] = set()
     try:
         while True:
-            if child is None or child.poll() is not None:
-                if child is not None:
-                    logger.error("the process of the batches has died: it is started again")
-                    child.stop(0)
-                    child = None
-                if await asyncio.to_thread(_are_open, settings.results, ended):
+            pause = LOOK_SECONDS
+            if child is not None and child.poll() is not None:
+                logger.error("the process of the batches has died: it is started again")
+                child.stop(0)
+                child = None
+            try:
+                if child is None and await asyncio.to_thread(_are_open, settings.results, ended):
                     child = _start(settings)
-            await asyncio.sleep(LOOK_SECONDS)
+            except OSError as error:
+                logger.error("batches wait: %s", explain(error, settings.results))
+                pause = AGAIN_SECONDS
+            await asyncio.sleep(pause)
     finally:
         if child is not None:
             await asyncio.to_thread(child.stop, END_SECONDS)

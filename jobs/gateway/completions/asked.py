@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jobs.api.wire import describe
 from jobs.errors import JobError, invalid
-from jobs.gateway.options import take_flag, wants_usage
+from jobs.gateway.options import about, take_flag, wants_usage
 from jobs.gateway.tokenizers import Prompts
 
 MAX_PROMPTS = 1000
@@ -115,7 +115,7 @@ def about_prompt(error: JobError) -> JobError:
     """An error of a job that names the field of this route."""
     if error.param is None or error.param.partition("[")[0] not in OF_PROMPT:
         return error
-    return JobError.from_dict({**error.to_dict(), "param": "prompt"})
+    return about(error, "prompt")
 
 
 def _source(prompt: Prompt) -> dict[str, Any]:

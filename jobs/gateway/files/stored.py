@@ -24,12 +24,19 @@ from jobs.gateway.folders import (
 )
 from jobs.gateway.ids import FILE, is_id, new_id
 from jobs.gateway.paging import Page, select
-from jobs.sizes import size_text
+from jobs.sizes import size_texts
 
 AREA = ".files"
 OUTPUT = "batch_output"  # the purpose of the files that batches write
 DATA = "data"
 FACTS = "file.json"
+KINDS = {
+    "bytes": int,
+    "created_at": int,
+    "expires_at": int | None,
+    "filename": str,
+    "purpose": str,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +107,11 @@ class FileStore:
             return
         used = sum(self._sizes())
         if used + size > most:
+            wanted, limit = size_texts(used + size, most)
             raise HttpError(
                 429,
-                f"tenant {self._tenant!r} has files of {size_text(used)}, the new one has "
-                f"{size_text(size)}, and the limit is {size_text(most)}: delete files",
+                f"the files of tenant {self._tenant!r} would have {wanted}, and its limit is "
+                f"{limit}: delete files",
                 "insufficient_quota",
                 kind="insufficient_quota",
                 headers={"x-should-retry": "false"},
@@ -146,15 +154,19 @@ class FileStore:
     def sweep(self) -> None:
         """Remove the files that have expired, and what killed processes have left."""
         for id in self._ids():
-            content = read_json(self.folder / id / FACTS)
-            if content is not None and StoredFile.from_dict(content).has_expired:
+            file = self._stored(id)
+            if file is not None and file.has_expired:
                 remove(self.folder / id)
         remove_left(self.folder)
 
     def _read(self, id: str) -> StoredFile | None:
-        content = read_json(self.folder / id / FACTS)
-        file = None if content is None else StoredFile.from_dict(content)
+        file = self._stored(id)
         return None if file is None or file.has_expired else file
+
+    def _stored(self, id: str) -> StoredFile | None:
+        """A file, though it may have expired."""
+        content = read_json(self.folder / id / FACTS, KINDS)
+        return None if content is None else StoredFile.from_dict(content)
 
     def _ids(self) -> list[str]:
         return [name for name in names_in(self.folder) if is_id(FILE, name)]

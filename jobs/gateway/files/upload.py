@@ -36,7 +36,6 @@ class Upload:
         self.size = 0  # of the file
         self.ended = False
         self.unwritten = bytearray()  # of the file
-        self.beside = 0  # bytes that are not of the file
         self._header = (bytearray(), bytearray())  # name and value of the header that is read
         self._disposition = b""
         self._name = ""
@@ -59,7 +58,6 @@ class Upload:
 
     def _add(self, which: int, data: bytes) -> None:
         self._header[which].extend(data)
-        self.beside += len(data)
 
     def _end_header(self) -> None:
         name, value = self._header
@@ -86,7 +84,6 @@ class Upload:
             self.size += end - start
         else:
             self._text += data[start:end]
-            self.beside += end - start
 
     def _end(self) -> None:
         if self._text is not None:
@@ -153,7 +150,8 @@ async def _read(
             received += len(part)
             allowed.reschedule(begin + seconds + received / SLOWEST)
             parser.write(part)
-            if upload.size > limit or upload.beside > OVERHEAD:
+            beside = received - upload.size
+            if upload.size > limit or beside > OVERHEAD:
                 upload.unwritten.clear()
                 await discard(request)
                 if upload.size > limit:

@@ -12,7 +12,7 @@ from jobs.api.request import ChatRequest
 from jobs.api.unsupported_fields import IGNORED_FIELDS, REFUSED_FIELDS
 from jobs.api.wire import describe
 from jobs.errors import JobError, invalid
-from jobs.gateway.options import take_flag
+from jobs.gateway.options import about, take_flag
 from jobs.gateway.responses.items import Conversation
 from jobs.keys import JOB_ID
 from jobs.store.expiry import RESPONSE_SECONDS
@@ -207,13 +207,8 @@ def renamed(error: JobError) -> JobError:
     head = error.param.partition("[")[0].partition(".")[0]
     name = NAMES.get(head)
     if name is None:
-        param = error.param.replace(".function.", ".")  # of tools
-    else:
-        param = name if head == "messages" else name + error.param[len(head) :]
-    message = error.message
-    if message.startswith(error.param):
-        message = param + message[len(error.param) :]
-    return JobError.from_dict({**error.to_dict(), "param": param, "message": message})
+        return about(error, error.param.replace(".function.", "."))  # of tools
+    return about(error, name if head == "messages" else name + error.param[len(head) :])
 
 
 def _object(body: dict[str, Any], name: str) -> dict[str, Any]:

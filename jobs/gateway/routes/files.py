@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from typing import Any, BinaryIO
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from jobs.api.wire import describe
 from jobs.errors import invalid
-from jobs.gateway.endpoints import Gone, route
+from jobs.gateway.endpoints import route
 from jobs.gateway.failures import JsonReply
 from jobs.gateway.files.stored import DATA, FileStore
 from jobs.gateway.files.upload import read_upload
 from jobs.gateway.folders import on_disk
 from jobs.gateway.gateway import Gateway
 from jobs.gateway.ids import FILE
-from jobs.gateway.paging import list_dict, read_page
+from jobs.gateway.paging import list_dict, natural, read_page
 from jobs.gateway.tenants import Tenant
 
 PATH = "/v1/files"
@@ -65,8 +66,6 @@ class _Files:
             file = await on_disk(
                 store.add, path, upload.filename or "", purpose, seconds, tenant.files_bytes
             )
-        except ClientDisconnect:
-            return Gone()
         finally:
             await on_disk(unfinished.__exit__, None, None, None)
         return JsonReply(file.to_dict())
@@ -87,10 +86,9 @@ class _Files:
         return JsonReply({"id": id, "object": "file", "deleted": True})
 
     async def content(self, request: Request, tenant: Tenant) -> ASGIApp:
-        store, id = self._store(tenant), request.path_params["id"]
-        file = await on_disk(store.get, id)
-        opened = await on_disk(store.open, id)
-        headers = {"content-length": str(file.bytes), "x-content-type-options": "nosniff"}
+        opened = await on_disk(self._store(tenant).open, request.path_params["id"])
+        size = os.fstat(opened.fileno()).st_size
+        headers = {"content-length": str(size), "x-content-type-options": "nosniff"}
         return StreamingResponse(
             _chunks(opened), headers=headers, media_type="application/octet-stream"
         )
@@ -122,8 +120,8 @@ def _seconds(fields: dict[str, str], default: int | None) -> int | None:
     }
     if not given:
         return default
-    if (text := given.get("seconds", "")).isascii() and text.isdigit():
-        given["seconds"] = int(text[:9])
+    if (seconds := natural(given.get("seconds", ""))) is not None:
+        given["seconds"] = seconds
     return read_expiry(given)
 
 

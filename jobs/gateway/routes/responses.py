@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -25,6 +24,7 @@ from jobs.gateway.failures import JsonReply, failed
 from jobs.gateway.gateway import Gateway
 from jobs.gateway.leaving import ClientLeft, until_left
 from jobs.gateway.loops import keep_via
+from jobs.gateway.paging import natural, read_number, reads_newest_first
 from jobs.gateway.responses.answers import finished
 from jobs.gateway.responses.asked import Asked, renamed
 from jobs.gateway.responses.events import Event, Events
@@ -100,12 +100,9 @@ class _Responses:
         """The items of a response's own input, the last one first."""
         found = await self._stored.find(tenant, request.path_params["id"])
         items = list(found.asked.items)
-        order = request.query_params.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise invalid(f"order: must be asc or desc, got {describe(order)}", "order")
-        if order == "desc":
+        if reads_newest_first(request):
             items.reverse()
-        limit = _number(request, "limit", 1, MOST_ITEMS, DEFAULT_ITEMS)
+        limit = read_number(request, "limit", 1, MOST_ITEMS, DEFAULT_ITEMS)
         after = request.query_params.get("after")
         first = 0
         if after is not None:
@@ -179,31 +176,15 @@ def _streams(request: Request) -> bool:
 
 def _last_number(request: Request) -> int:
     """Number of the last event that a client has seen; -1 if it has seen none."""
-    name = "starting_after"
-    number = _number(request, name, 0, 2**53, -1)
+    number = read_number(request, "starting_after", 0, 2**53, -1)
     header = request.headers.get("last-event-id")
     if not header:
         return number
-    if not (header.isascii() and header.isdigit() and len(header) < 17):
+    seen = natural(header)
+    if seen is None:
         raise invalid(
             f"Last-Event-ID: an event of a response has a number, got {describe(header)}: send "
             "that of the last event",
             "Last-Event-ID",
         )
-    return max(number, int(header))
-
-
-def _number(request: Request, name: str, least: int, most: int, default: int) -> int:
-    """A query parameter. Raises InvalidRequest."""
-    value: Any = request.query_params.get(name)
-    if value is None:
-        return default
-    if not (value.isascii() and value.isdigit() and len(value) < 17):
-        number = least - 1
-    else:
-        number = int(value)
-    if not least <= number <= most:
-        raise invalid(
-            f"{name}: expected an integer from {least} to {most}, got {describe(value)}", name
-        )
-    return number
+    return max(number, seen)

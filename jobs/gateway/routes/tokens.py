@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -12,12 +11,12 @@ from starlette.types import ASGIApp
 
 from jobs.api.request import ChatRequest
 from jobs.api.wire import describe
-from jobs.errors import invalid
+from jobs.errors import InvalidRequest, invalid
 from jobs.gateway.bodies import read_json
 from jobs.gateway.endpoints import route
 from jobs.gateway.failures import JsonReply
 from jobs.gateway.gateway import Gateway
-from jobs.gateway.options import take_flag
+from jobs.gateway.options import about, take_flag
 from jobs.gateway.tenants import Tenant
 
 # Fields of a chat that need what only its job has: the turns so far, or the room of a context.
@@ -45,38 +44,31 @@ class _Tokens:
         model = await self._gateway.models.find(body.get("model"))
         prompts = await self._gateway.tokenizers.of(model)
 
-        def work() -> tuple[list[int], list[str] | None]:
+        def work() -> JsonReply:
             ids = prompts.encode(_chat_of({**body, "model": model.id}))
-            return ids, prompts.pieces(ids) if wants_pieces else None
+            return JsonReply(
+                {
+                    "count": len(ids),
+                    "max_model_len": model.max_model_len,
+                    "tokens": ids,
+                    "token_strs": prompts.pieces(ids) if wants_pieces else None,
+                }
+            )
 
-        ids, pieces = await self._gateway.tokenizers.run(work)
-        return JsonReply(
-            {
-                "count": len(ids),
-                "max_model_len": model.max_model_len,
-                "tokens": ids,
-                "token_strs": pieces,
-            }
-        )
+        return await self._gateway.tokenizers.run(work)
 
     async def detokenize(self, request: Request, tenant: Tenant) -> ASGIApp:
         """The text of token ids."""
         body = await self._read(request)
         _refuse(body.keys() - {"model", "tokens"}, "model, tokens")
-        ids = body.get("tokens")
-        if not isinstance(ids, list) or not all(type(one) is int for one in ids):
-            raise invalid(f"tokens: expected a list of token ids, got {describe(ids)}", "tokens")
         model = await self._gateway.models.find(body.get("model"))
         prompts = await self._gateway.tokenizers.of(model)
-        for number, one in enumerate(ids):
-            if not 0 <= one < prompts.vocab_size:
-                raise invalid(
-                    f"tokens[{number}]: {one} is no token of {model.id}, whose ids are below "
-                    f"{prompts.vocab_size}",
-                    "tokens",
-                )
-        text = await self._gateway.tokenizers.run(partial(prompts.decode, ids))
-        return JsonReply({"prompt": text})
+
+        def work() -> JsonReply:
+            ids = _ids_of(body.get("tokens"), model.id, prompts.vocab_size)
+            return JsonReply({"prompt": prompts.decode(ids)})
+
+        return await self._gateway.tokenizers.run(work)
 
     async def info(self, request: Request, tenant: Tenant) -> ASGIApp:
         """Special tokens and chat template of the model in the query."""
@@ -88,6 +80,19 @@ class _Tokens:
     async def _read(self, request: Request) -> dict[str, Any]:
         settings = self._gateway.settings
         return await read_json(request, settings.max_body, settings.read_seconds)
+
+
+def _ids_of(ids: Any, model: str, size: int) -> list[int]:
+    """The token ids of a request. `size`: of the vocabulary. Raises InvalidRequest."""
+    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+        raise invalid(f"tokens: expected a list of token ids, got {describe(ids)}", "tokens")
+    for number, one in enumerate(ids):
+        if not 0 <= one < size:
+            raise invalid(
+                f"tokens[{number}]: {one} is no token of {model}, whose ids are below {size}",
+                "tokens",
+            )
+    return ids
 
 
 def _chat_of(body: Mapping[str, Any]) -> ChatRequest:
@@ -103,14 +108,17 @@ def _chat_of(body: Mapping[str, Any]) -> ChatRequest:
     prompt = body["prompt"]
     if not isinstance(prompt, str):
         raise invalid(f"prompt: expected a text, got {describe(prompt)}", "prompt")
-    return ChatRequest.parse(
-        {
-            "model": body["model"],
-            "messages": [{"role": "user", "content": prompt}],
-            "apply_chat_template": False,
-            "add_special_tokens": body.get("add_special_tokens"),
-        }
-    )
+    chat = {
+        "model": body["model"],
+        "messages": [{"role": "user", "content": prompt}],
+        "apply_chat_template": False,
+        "add_special_tokens": body.get("add_special_tokens"),
+    }
+    try:
+        return ChatRequest.parse(chat)
+    except InvalidRequest as error:
+        is_prompt = (error.param or "").startswith("messages")
+        raise about(error, "prompt") if is_prompt else error from None
 
 
 def _refuse(unknown: set[str], known: str) -> None:

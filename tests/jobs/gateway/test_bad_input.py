@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from jobs.client.aio import AsyncClient
+from jobs.gateway import redis_reads
 from jobs.store.job_state import Status
 from tests.jobs.gateway.conftest import GatewayProcess, Start, chat
+from tests.jobs.gateway.in_process import ask
 from tests.servers import BINARIES, Server
 from tests.waiting import wait_until
 from tests.worker.site import Site
@@ -66,6 +69,25 @@ def test_a_head_that_does_not_come_is_answered_in_time(
 def test_a_body_that_does_not_come_is_answered_in_time(site: Site, start: Start) -> None:
     status, error = reply_to(start(read_seconds=0.3), f"{HEAD}content-length: 9\r\n\r\n".encode())
     assert (status, error["code"]) == (408, "request_timeout")
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_fault(
+    site: Site, start: Start
+) -> None:
+    gateway = start()
+    form = "multipart/form-data; boundary=x"
+    for path, kind in ((PATH, "application/json"), ("/v1/files", form)):
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\n"
+        with gateway.connect() as connection:
+            connection.sendall(f"{head}content-length: 999\r\n\r\n--x\r\n".encode())
+
+        def counted(path: str = path) -> bool:
+            with gateway.http() as http:
+                return f'{{handler="{path}",status="499"}} 1.0' in http.get("/metrics").text
+
+        wait_until(counted)
+    assert gateway.stop() == 0
+    assert "Traceback" not in gateway.output
 
 
 def test_what_is_no_http_is_answered_in_json(site: Site, start: Start) -> None:
@@ -131,3 +153,13 @@ def test_redis_that_is_away_is_said_and_comes_back(tmp_path: Path) -> None:
         gateway.kill()
         site.close()
         server.kill()
+
+
+def test_redis_that_hangs_is_said_in_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections stay open, and their clients would wait for each command several times."""
+    monkeypatch.setattr(redis_reads, "HANG_SECONDS", 0.5)
+    with site.paused_server():
+        for path in ("/health", "/v1/models", "/tokenizer_info"):
+            reply = ask(lambda: AsyncClient(site.url), "GET", path)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
+            assert reply.headers["retry-after"] == "2"

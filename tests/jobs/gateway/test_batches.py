@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 from openai.types import Batch, FileObject
 
+from jobs import Client, Results
+from jobs.errors import JobError
+from jobs.gateway.batches import watch
 from jobs.gateway.batches.forms import ENDPOINTS
-from jobs.gateway.batches.lines import BatchRows, check_lines
+from jobs.gateway.batches.lines import MAX_ERRORS, BatchRows, check_lines
 from jobs.gateway.batches.output import write_files
-from jobs.gateway.batches.stored import ENDED, FINALIZING, IN_PROGRESS, BatchStore
+from jobs.gateway.batches.running import BatchRun
+from jobs.gateway.batches.stored import (
+    AREA,
+    ASKED,
+    ENDED,
+    FINALIZING,
+    IN_PROGRESS,
+    PROGRESS,
+    BatchStore,
+    StoredBatch,
+)
 from jobs.gateway.files.stored import FileStore
+from jobs.gateway.paging import Page
 from jobs.gateway.routes.batches import read_asked
+from jobs.gateway.settings import Settings
 from jobs.results.run_json import RunJson
+from tests.jobs.conftest import publish_worker
 from tests.jobs.gateway.conftest import Start, chat
 from tests.jobs.gateway.test_files import raw
 from tests.jobs.gateway.test_http_page import section
 from tests.jobs.gateway.test_main_path import client_of
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 from tests.worker.site import Site
 
 CHAT: Any = "/v1/chat/completions"
 COMPLETIONS: Any = "/v1/completions"
 RESPONSES: Any = "/v1/responses"
 WINDOW: Any = "24h"
+BODY = {"input_file_id": "f", "endpoint": CHAT, "completion_window": "2d"}
 KEYS = '[tenants.a]\nkeys = ["ka"]\nbatches = 1\n[tenants.b]\nkeys = ["kb"]\n'
 
 
@@ -483,8 +503,7 @@ def test_the_lines_of_a_tenant_are_its_own_jobs(tmp_path: Path) -> None:
 def test_the_first_end_of_a_batch_stays(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.write_bytes(b"")
-    asked = read_asked({"input_file_id": "f", "endpoint": CHAT, "completion_window": "2d"})
-    batch = BatchStore(tmp_path, None).add(asked, source, None)
+    batch = BatchStore(tmp_path, None).add(read_asked(BODY), source, None)
     assert batch.note(IN_PROGRESS, total=1) and batch.to_dict()["status"] == "in_progress"
     assert batch.note(ENDED, status="completed", completed=1, failed=0)
     assert not batch.note(ENDED, status="cancelled")  # by a gateway that was frozen
@@ -502,3 +521,67 @@ def test_the_example_of_the_page_runs(
     code = section("Batches").partition("```python\n")[2].partition("```")[0]
     exec(code, {"client": client})
     assert capsys.readouterr().out == "sum-0 2\nsum-1 3\nsum-2 4\n"
+
+
+def test_a_disk_that_fails_for_a_while_ends_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = asyncio.Event()
+
+    def start(*_: Any) -> Any:
+        started.set()
+        return SimpleNamespace(poll=lambda: None, stop=lambda _: None)
+
+    monkeypatch.setattr(watch, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "_start", start)
+    loop = tmp_path / AREA
+    loop.symlink_to(loop)  # no folder can be read through it
+
+    async def main() -> None:
+        task = asyncio.create_task(watch.watch_batches(Settings("redis://", tmp_path)))
+        async with asyncio.timeout(PATIENCE):
+            while not caplog.messages:
+                await asyncio.sleep(0.01)
+            loop.unlink()
+            (tmp_path / "input").write_bytes(jsonl(line("a")))
+            BatchStore(tmp_path, None).add(read_asked(BODY), tmp_path / "input", None)
+            await started.wait()
+        task.cancel()
+
+    asyncio.run(main())
+    assert "batches wait" in caplog.text
+
+
+def test_a_batch_names_some_of_many_models_that_nobody_serves(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with Client(redis_url) as client:
+        publish_worker(client, *(f"served-{number}" for number in range(500)))
+        (tmp_path / "input").write_bytes(jsonl(*(line(n, model=f"m{n}") for n in range(500))))
+        store = BatchStore(tmp_path, None)
+        batch = store.add(read_asked(BODY), tmp_path / "input", None)
+        BatchRun(batch, client, Results(tmp_path), threading.Event()).go_on()
+        errors = batch.to_dict()["errors"]["data"]
+    assert len(errors) == MAX_ERRORS
+    assert all(len(one["message"]) < 1000 for one in errors)
+
+
+def test_a_damaged_fact_of_a_batch_hurts_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "input").write_bytes(jsonl(line("a")))
+    store = BatchStore(tmp_path, None)
+    batch, other = (store.add(read_asked(BODY), tmp_path / "input", None) for _ in range(2))
+    for fact in (PROGRESS, ENDED, FINALIZING, IN_PROGRESS):
+        for damaged in ("{", "{}", "[]"):
+            (batch.folder / fact).write_text(damaged)
+            found, _ = store.listed(Page(None, 10))
+            assert {one["id"] for one in found} == {batch.id, other.id}
+            store.sweep()
+            assert f"{fact} is damaged" in caplog.text
+            caplog.clear()
+    (batch.folder / ASKED).write_text("{}")
+    found, _ = store.listed(Page(None, 10))
+    assert [one["id"] for one in found] == [other.id]
+    with pytest.raises(JobError, match="is damaged"):
+        assert StoredBatch(batch.folder, None).asked

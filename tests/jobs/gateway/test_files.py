@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -118,7 +119,8 @@ def test_a_file_above_the_limit_is_refused_and_not_kept(site: Site, start: Start
 
 
 def test_a_wrong_form_is_refused_and_leaves_nothing(site: Site, start: Start) -> None:
-    with start().http() as http:
+    gateway = start()
+    with gateway.http() as http:
 
         def post(param: str | None, **form: Any) -> None:
             reply = http.post("/v1/files", **form)
@@ -142,11 +144,15 @@ def test_a_wrong_form_is_refused_and_leaves_nothing(site: Site, start: Start) ->
         for seconds in ("3599", "2592001", "x", ""):
             expiry = {"expires_after[anchor]": "created_at", "expires_after[seconds]": seconds}
             post("expires_after", files=file, data={**batch, **expiry})
-        for query in ({"limit": "0"}, {"limit": "10001"}, {"limit": "²"}, {"order": "up"}):
+        ended = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n\r\n--x--\r\n'
+        post("file", content=ended + b"y" * 100_000, headers=kind)  # as if it had no end
+        numbers = ("0", "10001", "²", "0" * 8 + "110001", "0" * 8 + "1" * 5000)
+        for query in (*({"limit": one} for one in numbers), {"order": "up"}):
             (param,) = query
             reply = http.get("/v1/files", params=query)
             assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
     assert left_in(site.folder) == []
+    assert "multipart" not in gateway.output  # a mistake of a client is no fault of the gateway
 
 
 def test_tenants_have_their_own_files_and_quotas(site: Site, start: Start, tmp_path: Path) -> None:
@@ -196,10 +202,16 @@ def test_a_damaged_file_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture
     with store.unfinished() as path:
         (path / DATA).write_bytes(b"x")
         file = store.add(path, "x", "batch", None, None)
-    (store.folder / file.id / FACTS).write_text("{")
-    with pytest.raises(HttpError, match="no file"):
-        store.get(file.id)
-    assert "is not JSON" in caplog.text
+    facts = store.folder / file.id / FACTS
+    content = json.loads(facts.read_bytes())
+    for damaged in ("{", "[]", "{}", json.dumps({**content, "expires_at": "never"})):
+        facts.write_text(damaged)
+        with pytest.raises(HttpError, match="no file"):
+            store.get(file.id)
+        assert store.listed(Page(None, 10), None) == ([], False)
+        store.sweep()
+        assert "is damaged" in caplog.text
+        caplog.clear()
 
 
 def test_ids_sort_by_creation() -> None:

@@ -10,6 +10,7 @@ import pytest
 from jobs import JobError
 from jobs.errors import ERROR_CODES
 from jobs.gateway.failures import STATUS
+from jobs.gateway.served import Model, ServedModels, unknown_model
 from jobs.testing import Answer, FakeWorker
 from tests.jobs.gateway.conftest import read_events
 from tests.jobs.gateway.in_process import send
@@ -142,3 +143,23 @@ def test_a_long_name_is_not_given_back() -> None:
             send(worker, "GET", f"/{long}"),
         ):
             assert reply.status_code == 404 and len(reply.content) < 1000
+
+
+def test_a_fault_of_the_gateway_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server does: a client that is not told would send its next request into it."""
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(ServedModels, "models", fails)
+    with FakeWorker("Hello") as worker:
+        reply = send(worker, "GET", "/v1/models")
+    assert (reply.status_code, reply.headers["connection"]) == (500, "close")
+    assert error_of(reply)["code"] == "internal"
+
+
+def test_a_message_names_some_of_many_models() -> None:
+    models = {f"model-{number}": Model("m", "m", None) for number in range(5000)}
+    message = str(unknown_model("other", models))
+    assert "model-0, model-1, " in message and message.endswith(", and 4980 more")
+    assert len(message) < 1000
