@@ -9,7 +9,6 @@ neither loses a token nor blocks a follower.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +19,7 @@ from jobs.api.chunk import ChatChunk
 from jobs.api.wire import describe
 from jobs.client.cause import cause_of_wait
 from jobs.client.wait import GOES_ON, SILENCE_SECONDS, check_timeout
+from jobs.encoding import from_json
 from jobs.errors import JobError, StreamRestarted, WaitTimeout, invalid
 from jobs.store.connection.protocol import (
     Connection,
@@ -210,7 +210,7 @@ def _give(
 def _entry(job_id: str, entry_id: bytes, data: bytes | None) -> Entry | None:
     """An entry of the log; None for one that no worker has written."""
     try:
-        return Entry.from_wire(job_id, entry_id.decode(), json.loads(data or b""))
+        return Entry.from_wire(job_id, entry_id.decode(), from_json(data or b""))
     except UNREADABLE:
         return None
 
@@ -218,7 +218,7 @@ def _entry(job_id: str, entry_id: bytes, data: bytes | None) -> Entry | None:
 def _published(job_id: str, data: bytes) -> Entry | None:
     """The entry in a message; None for a message of another program."""
     try:
-        published = json.loads(data)
+        published = from_json(data)
         return Entry.from_wire(job_id, published["id"], published["d"])
     except UNREADABLE:
         return None

@@ -24,7 +24,7 @@ INBOX = 1000  # events that wait for their reader; more are dropped, and the rea
 EVENTS = 500  # given to a reader at once
 CHANNELS = 500  # in one SUBSCRIBE
 IDLE_SECONDS = 1.0  # without mailboxes; then the connection is closed
-PING_SECONDS = 10.0  # of silence before a PING
+PING_SECONDS = 10.0  # between looks whether something has come; then a PING
 CANCEL_SECONDS = 0.1  # until a task that goes on is cancelled again
 PINGS = 3  # without a reply; then the connection is dead
 PAUSE_SECONDS = 0.2  # before another connection is tried
@@ -96,23 +96,37 @@ class SyncMailbox(Mailbox):
 
 
 class AsyncMailbox(Mailbox):
-    """For coroutines in the event loop of the hub."""
+    """For coroutines in the event loop of the hub. One at a time reads it."""
 
     def __init__(
         self, channels: Sequence[str], ends_only: bool, close: Callable[[Mailbox], None]
     ) -> None:
-        super().__init__(asyncio.Queue(), channels, ends_only, close)
+        super().__init__(queue.SimpleQueue(), channels, ends_only, close)
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        super().put(event)
+        _wake(self._reader)
 
     async def get(self, seconds: float) -> list[Event]:
         """The next events; none if nothing comes for `seconds`."""
         if events := self._waiting():
             return events
+        # asyncio.timeout and asyncio.Queue take as long as all else that a message needs.
+        loop = asyncio.get_running_loop()
+        self._reader = loop.create_future()
+        timer = loop.call_later(max(0.0, seconds), _wake, self._reader)
         try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                first = await self._inbox.get()
-        except TimeoutError:
-            return []
-        return [first, *self._waiting()]
+            await self._reader
+        finally:
+            timer.cancel()
+            self._reader = None
+        return self._waiting()
+
+
+def _wake(reader: asyncio.Future[None] | None) -> None:
+    if reader is not None and not reader.done():
+        reader.set_result(None)
 
 
 class _PubSub(redis.asyncio.client.PubSub):
@@ -133,6 +147,7 @@ class Hub:
         self._wake = asyncio.Event()
         self._subscribed: set[str] = set()  # SUBSCRIBE has been sent
         self._acknowledged: set[str] = set()
+        self._heard = False  # something has come since the last look
         self._ended = False
 
     def add(self, box: Mailbox) -> None:
@@ -191,13 +206,14 @@ class Hub:
         self, pubsub: redis.asyncio.client.PubSub, may_end: Callable[[], bool]
     ) -> Literal[True]:
         """Subscribe and unsubscribe as mailboxes come and go. Raises what the reader raises."""
-        reader: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             while True:
                 await self._apply_changes(pubsub)
-                if reader is None and self._subscribed:
-                    reader = asyncio.create_task(self._read(pubsub))
-                    reader.add_done_callback(lambda _: self._wake.set())
+                if not tasks and self._subscribed:
+                    for one in (self._read(pubsub), self._ping(pubsub)):
+                        tasks.append(asyncio.create_task(one))
+                        tasks[-1].add_done_callback(lambda _: self._wake.set())
                 try:
                     async with asyncio.timeout(None if self._boxes else IDLE_SECONDS):
                         await self._wake.wait()
@@ -207,11 +223,12 @@ class Hub:
                 self._wake.clear()
                 if self._ended:
                     return True
-                if reader is not None and reader.done():
-                    reader.result()
+                for task in tasks:
+                    if task.done():
+                        task.result()
         finally:
-            if reader is not None:
-                await _end(reader)
+            for task in tasks:
+                await _end(task)
 
     async def _apply_changes(self, pubsub: redis.asyncio.client.PubSub) -> None:
         while self._changed:
@@ -227,30 +244,36 @@ class Hub:
                 await pubsub.subscribe(*new)
 
     async def _read(self, pubsub: redis.asyncio.client.PubSub) -> None:
+        while True:
+            reply: Any = await pubsub.parse_response()  # type: ignore[no-untyped-call]
+            self._heard = True
+            if reply[0] == b"message":
+                self._deliver(reply[1].decode(), reply[2])
+                continue
+            message = await pubsub.handle_message(reply)  # type: ignore[no-untyped-call]
+            if message is not None and message["type"] == "subscribe":
+                self._acknowledge(message["channel"].decode())
+
+    async def _ping(self, pubsub: redis.asyncio.client.PubSub) -> None:
+        """Ends in an error when Redis is silent: a time limit for each message costs more than the
+        rest of its way."""
         silences = 0
         while True:
-            message = await pubsub.get_message(timeout=PING_SECONDS)
-            if message is not None:
-                silences = 0
-                self._deliver(message)
-                continue
-            silences += 1
+            self._heard = False
+            await asyncio.sleep(PING_SECONDS)
+            silences = 0 if self._heard else silences + 1
             if silences > PINGS:
                 raise redis.ConnectionError("no reply to PING")
-            await pubsub.ping()
+            if silences:
+                await pubsub.ping()
 
-    def _deliver(self, message: dict[str, Any]) -> None:
-        kind = message["type"]
-        if kind not in ("message", "subscribe"):
-            return
-        channel = message["channel"].decode()
-        if kind == "subscribe":
-            if channel in self._subscribed:
-                self._acknowledged.add(channel)
-            for box in self._boxes.get(channel, ()):
-                box.put(Event(channel, None))
-            return
-        data: bytes = message["data"]
+    def _acknowledge(self, channel: str) -> None:
+        if channel in self._subscribed:
+            self._acknowledged.add(channel)
+        for box in self._boxes.get(channel, ()):
+            box.put(Event(channel, None))
+
+    def _deliver(self, channel: str, data: bytes) -> None:
         is_end = is_end_message(data)
         for box in self._boxes.get(channel, ()):
             if is_end or not box.ends_only:

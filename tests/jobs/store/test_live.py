@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 import time
@@ -244,6 +245,34 @@ def test_an_end_while_the_connection_is_lost_is_found(
     pipeline = worker.redis.pipeline()  # no message reaches the client
     pipeline.client_kill_filter(_type="pubsub")
     pipeline.execute()
+    worker.finish(job.id, "whole")
+    thread.join()
+    assert found == ["whole"]
+
+
+def test_a_connection_on_which_redis_is_silent_is_given_up(
+    client: Client, worker: StepwiseWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait, "SILENCE_SECONDS", 1000.0)
+    monkeypatch.setattr(live, "PING_SECONDS", 0.02)
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(job.result(timeout=PATIENCE).text))
+    thread.start()
+    wait_until(lambda: subscriptions(client) == 1)
+    (first,) = client.redis.client_list(_type="pubsub")
+
+    looks = itertools.count()
+
+    def another() -> bool:
+        if next(looks) % 20 == 0:
+            client.redis.client_pause(500)  # a ping that comes meanwhile has its reply afterwards
+        return any(one["id"] != first["id"] for one in client.redis.client_list(_type="pubsub"))
+
+    wait_until(another)
+    monkeypatch.setattr(live, "PING_SECONDS", 1000.0)
+    wait_until(lambda: subscriptions(client) == 1)
     worker.finish(job.id, "whole")
     thread.join()
     assert found == ["whole"]
