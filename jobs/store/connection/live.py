@@ -245,7 +245,7 @@ class Hub:
 
     async def _read(self, pubsub: redis.asyncio.client.PubSub) -> None:
         while True:
-            reply: Any = await pubsub.parse_response()  # type: ignore[no-untyped-call]
+            reply: Any = await pubsub.parse_response()
             self._heard = True
             if reply[0] == b"message":
                 self._deliver(reply[1].decode(), reply[2])

@@ -174,7 +174,7 @@ def test_white_space_before_json_is_not_legal(qwen: Model, text: str) -> None:
 def test_the_digits_after_a_second_are_limited(
     qwen: Model, name: str, fraction: str, taken: bool, place: str
 ) -> None:
-    form = {"type": "string", "format": name}
+    form: dict[str, Any] = {"type": "string", "format": name}
     day = "2026-01-31T" if name == "date-time" else ""
     text = f'"{day}10:20:30{fraction}+02:00"'
     if place != "$":
