@@ -175,7 +175,7 @@ $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 
 .extras/.ready: $(PINS) tests/extras/requirements.txt
 	$(PYTHON) -m venv .extras
-	.extras/bin/pip install --quiet -c constraints.txt -e '.[worker,embedded,lm-eval,ray]' -r tests/extras/requirements.txt
+	.extras/bin/pip install --quiet -c constraints.txt -e '.[worker,embedded,lm-eval,ray,gateway]' -r tests/extras/requirements.txt
 	@touch $@
 
 .triton/.ready: Makefile | $(BIN)/python

@@ -1,0 +1,130 @@
+"""Programs that use or check servers of OpenAI's API, with the gateway."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.embedded import EmbeddedRedis
+from tests.extras.evaluations import compare, evaluate, write_documents
+from tests.extras.test_lm_eval import COMMAND
+from tests.jobs.gateway.conftest import GatewayProcess
+from tests.waiting import wait_until
+from tests.worker.site import ROOT
+
+# The packages of these programs warn while they are imported.
+pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]
+
+MODEL = ROOT / "worker/demo/model"
+SUM: Any = {
+    "messages": [{"role": "user", "content": "What is 17 + 25?"}],
+    "temperature": 0,
+    "max_tokens": 100,
+}
+
+
+class Served:
+    """A gateway, the Redis of its worker, and a folder for data."""
+
+    def __init__(self, gateway: GatewayProcess, redis: str, folder: Path) -> None:
+        self.url, self.redis, self.folder = f"{gateway.url}/v1", redis, folder
+
+
+@pytest.fixture(scope="module")
+def served(
+    redis_server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("gateway")
+    write_documents(folder)
+    results = str(folder / "results")
+    words = ["work", "--model", "demo", "--dtype", "fp32", "--tool-parser", "hermes"]
+    words += ["--redis", redis_server.url, "--results", results]
+    worker = subprocess.Popen([COMMAND, *words])
+    gateway = GatewayProcess(redis_server.url, "--results", results)
+    try:
+        with gateway.http() as http:
+            wait_until(lambda: http.get("/v1/models").json()["data"])
+        yield Served(gateway, redis_server.url, folder)
+    finally:
+        gateway.kill()
+        worker.terminate()
+        worker.wait()
+
+
+def test_local_completions_have_the_figures_of_our_model(served: Served) -> None:
+    given = {
+        "model": "demo",
+        "base_url": f"{served.url}/completions",
+        "tokenizer": str(MODEL),
+        "max_length": 1024,
+    }
+    theirs = evaluate(served.folder, "local-completions", given)
+    ours = evaluate(served.folder, "chatjobs", {"model": "demo", "redis": served.redis})
+    compare(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("format", "passed", "failed", "skipped"),
+    [
+        (
+            "openai-chat",
+            {
+                *("chat-basic-response", "chat-system-prompt", "chat-multi-turn"),
+                *("chat-streaming-response", "chat-streaming-usage", "chat-error-handling"),
+            },
+            {"chat-image-input", "chat-tool-calling"},
+            {"chat-reasoning-summary"},
+        ),
+        (
+            "open-responses",
+            {
+                *("basic-response", "system-prompt", "multi-turn", "streaming-response"),
+                *("streaming-usage", "assistant-phase", "response-output-phase-schema"),
+                "error-handling",
+            },
+            {"image-input", "tool-calling", "compact-response", "compact-missing-model"},
+            {"reasoning-summary"},
+        ),
+    ],
+)
+def test_llm_comply_finds_what_the_page_says(
+    served: Served, format: str, passed: set[str], failed: set[str], skipped: set[str]
+) -> None:
+    """Images are refused. The demo model never ends the string of a call, which is then none.
+    /v1/responses/compact is the path of a response here, so POST is refused with 405, not 404. The
+    checks of reasoning are for models of OpenAI's names."""
+    words = [Path(sys.executable).with_name("llm-comply"), "--format", format, "--json"]
+    words += ["--base-url", served.url, "--api-key", "none", "--model", "demo"]
+    done = subprocess.run([*words, "--timeout", "600"], capture_output=True, text=True)
+    found: dict[str, set[str]] = {"passed": set(), "failed": set(), "skipped": set()}
+    for one in json.loads(done.stdout)["results"]:
+        found[one["status"]].add(one["id"])
+    assert found == {"passed": passed, "failed": failed, "skipped": skipped}, done.stdout
+
+
+def test_litellm_reads_answers_streams_and_calls(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network
+    import litellm
+
+    call: Any = {"model": "openai/demo", "api_base": served.url, "api_key": "none", **SUM}
+    whole = litellm.completion(**call)
+    assert whole.choices[0].message.content == "42"
+    assert whole.choices[0].message.reasoning_content
+    chunks = list(litellm.completion(**call, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "42"
+
+    schema: Any = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    tool = {"type": "function", "function": {"name": "pick", "parameters": schema}}
+    given = {**call, "max_tokens": 400, "tools": [tool], "tool_choice": "required"}
+    forced = litellm.completion(**given)
+    assert forced.choices[0].finish_reason == "tool_calls", forced
+    assert forced.choices[0].message.tool_calls
