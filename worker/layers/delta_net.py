@@ -10,7 +10,7 @@ each chunk solves a triangular system instead of stepping through its tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -24,6 +24,7 @@ from worker.layers.linear import LinearFactory
 from worker.layers.norm import RMSNorm
 from worker.layers.recurrent_cache import RecurrentCache
 from worker.layers.rope import Rotation
+from worker.layers.shard import Shard
 from worker.layers.weights.quantised_tensor import Weight
 from worker.layers.weights.slot import WeightSlot
 
@@ -41,6 +42,15 @@ class DeltaShape:
     key_dim: int
     value_dim: int
     kernel: int
+
+    def part(self, shard: Shard) -> DeltaShape:
+        """The heads of one rank; key heads are replicated where there are fewer of them than ranks.
+        Raises Indivisible."""
+        if shard.whole:
+            return self
+        values = shard.part(self.value_heads, self.value_heads, "recurrent value heads")
+        keys = shard.part(self.key_heads, self.key_heads, "recurrent key heads", replicate=True)
+        return replace(self, key_heads=_count(keys), value_heads=_count(values))
 
     @property
     def keys(self) -> int:
@@ -72,17 +82,22 @@ class GatedDeltaNet:
         eps: float,
         grouped: bool,
     ) -> None:
-        linears.shard.require_whole("its recurrent layers")
-        self._hidden, self._shape, self._grouped = hidden, shape, grouped
+        self._hidden, self._whole, self._grouped = hidden, shape, grouped
+        self._shape, self._shard = shape.part(linears.shard), linears.shard
         self._dtype, self._device = linears.dtype, linears.device
-        heads = shape.value_heads
-        # q k v | z | b | a
-        self._in = linears.column(hidden, shape.channels, shape.values, heads, heads)
-        self._out = linears.row(shape.values, hidden)
+        keys, values = shape.key_heads, shape.value_heads
+        # q | k | v | z | b | a
+        self._in = linears.column(
+            hidden,
+            *(shape.keys, shape.keys, shape.values, shape.values, values, values),
+            heads=(keys, keys, values, values, values, values),
+        )
+        self._out = linears.row(shape.values, hidden, heads=values)
         self._norm = RMSNorm(shape.value_dim, eps, torch.float32, linears.device)
-        self._conv = torch.empty(shape.kernel, shape.channels, device=linears.device)  # float32
-        self._decay = torch.empty(heads, device=linears.device)  # -exp(A_log)
-        self._dt_bias = torch.empty(heads, device=linears.device)
+        own = self._shape
+        self._conv = torch.empty(own.kernel, own.channels, device=linears.device)  # float32
+        self._decay = torch.empty(own.value_heads, device=linears.device)  # -exp(A_log)
+        self._dt_bias = torch.empty(own.value_heads, device=linears.device)
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: RecurrentCache, batch: Batch) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]. `rotate` is not used."""
@@ -162,7 +177,7 @@ class GatedDeltaNet:
         )
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
-        shape = self._shape
+        shape = self._whole
         projections = self._grouped_map(prefix) if self._grouped else self._plain_map(prefix)
         return {
             **projections,
@@ -176,32 +191,33 @@ class GatedDeltaNet:
         }
 
     def _plain_map(self, prefix: str) -> dict[str, WeightSlot]:
-        names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
         return {
-            f"{prefix}.{name}.weight": self._in.weight_slot(part) for part, name in enumerate(names)
+            f"{prefix}.in_proj_qkv.weight": self._in.merged_slot(range(3)),
+            f"{prefix}.in_proj_z.weight": self._in.weight_slot(3),
+            f"{prefix}.in_proj_b.weight": self._in.weight_slot(4),
+            f"{prefix}.in_proj_a.weight": self._in.weight_slot(5),
         }
 
     def _grouped_map(self, prefix: str) -> dict[str, WeightSlot]:
         """Rows are ordered by key head: q, k, then v and z of its value heads; likewise b and a."""
-        shape, hidden = self._shape, self._hidden
+        shape, hidden = self._whole, self._hidden
         per_key = shape.value_heads // shape.key_heads
         values = per_key * shape.value_dim
 
         def load_qkvz(tensor: Weight) -> None:
             rows = torch.arange(tensor.shape[0]).view(shape.key_heads, -1)
-            q, k, v, z = rows.split((shape.key_dim, shape.key_dim, values, values), dim=1)
-            fill(tensor, 0, q, k, v)
-            fill(tensor, 1, z)
+            qkvz = rows.split((shape.key_dim, shape.key_dim, values, values), dim=1)
+            for part, own in enumerate(qkvz):
+                fill(tensor, part, own)
 
         def load_ba(tensor: Weight) -> None:
             rows = torch.arange(tensor.shape[0]).view(shape.key_heads, 2 * per_key)
             b, a = rows.split(per_key, dim=1)
-            fill(tensor, 2, b)
-            fill(tensor, 3, a)
+            fill(tensor, 4, b)
+            fill(tensor, 5, a)
 
-        def fill(tensor: Weight, part: int, *rows: Tensor) -> None:
-            order = torch.cat([row.flatten() for row in rows]).to(tensor.device)
-            self._in.weight_slot(part).fill(tensor[order])
+        def fill(tensor: Weight, part: int, rows: Tensor) -> None:
+            self._in.weight_slot(part).fill(tensor[rows.flatten().to(tensor.device)])
 
         rows = shape.channels + shape.values
         return {
@@ -214,13 +230,29 @@ class GatedDeltaNet:
         }
 
     def _load_conv(self, tensor: Tensor) -> None:
-        self._conv.copy_(tensor[:, 0].T)
+        shape = self._whole
+        q, k, v = tensor[:, 0].split((shape.keys, shape.keys, shape.values))
+        self._conv.copy_(torch.cat([self._keys(q), self._keys(k), self._values(v)]).T)
 
     def _load_decay(self, tensor: Tensor) -> None:
-        self._decay.copy_(-tensor.float().exp())
+        self._decay.copy_(-self._values(tensor).float().exp())
 
     def _load_dt_bias(self, tensor: Tensor) -> None:
-        self._dt_bias.copy_(tensor)
+        self._dt_bias.copy_(self._values(tensor))
+
+    def _keys(self, tensor: Tensor) -> Tensor:
+        """The rows of this rank's key heads, of all [rows, ...]."""
+        return tensor[
+            self._shard.part(len(tensor), self._whole.key_heads, "key heads", replicate=True)
+        ]
+
+    def _values(self, tensor: Tensor) -> Tensor:
+        """The rows of this rank's value heads, of all [rows, ...]."""
+        return tensor[self._shard.part(len(tensor), self._whole.value_heads, "value heads")]
+
+
+def _count(part: slice) -> int:
+    return int(part.stop - part.start)
 
 
 def convolve(inputs: Tensor, weights: Tensor) -> Tensor:

@@ -116,16 +116,19 @@ class Linear:
 
         return WeightSlot((self.parts[part], self.in_features), load, load_quantised=load)
 
-    def merged_slot(self) -> WeightSlot:
-        """Slot of a checkpoint tensor [out_features, in_features] that holds all parts in order."""
+    def merged_slot(self, parts: Sequence[int] | None = None) -> WeightSlot:
+        """Slot of a checkpoint tensor [rows, in_features] that holds some parts in order, or all of
+        them."""
+        held = range(len(self.parts)) if parts is None else parts
 
         def load(tensor: Weight) -> None:
             start = 0
-            for part, rows in enumerate(self.parts):
+            for part in held:
+                rows = self.parts[part]
                 self.weight_slot(part).fill(tensor[start : start + rows])
                 start += rows
 
-        shape = (self.out_features, self.in_features)
+        shape = (sum(self.parts[part] for part in held), self.in_features)
         return WeightSlot(shape, load, load_quantised=load)
 
     def bias_slot(self, part: int = 0) -> WeightSlot:
@@ -165,19 +168,17 @@ class LinearFactory:
         heads: Sequence[int] | None = None,
     ) -> Linear:
         """A linear split by output features. Several `out_features` are merged into one product.
-        `heads`: in how many each of them consists, which stay whole; ranks share those after the
-        first where there are fewer. Raises Indivisible."""
+        `heads`: in how many each of them consists, which stay whole; ranks share them where there
+        are fewer. Raises Indivisible."""
         cuts = None
         if not self.shard.whole:
             named = "channels" if heads is None else "heads"
             cuts = [
                 Cut(
-                    self.shard.part(size, count, named, replicate=heads is not None and index > 0),
+                    self.shard.part(size, count, named, replicate=heads is not None),
                     slice(None),
                 )
-                for index, (size, count) in enumerate(
-                    zip(out_features, out_features if heads is None else heads, strict=True)
-                )
+                for size, count in zip(out_features, heads or out_features, strict=True)
             ]
         return self._make(in_features, out_features, Split.COLUMN, bias, cuts)
 

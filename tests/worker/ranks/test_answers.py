@@ -16,7 +16,14 @@ from worker import Engine
 
 @pytest.mark.parametrize(
     ("family", "ranks"),
-    [("qwen3", 2), ("llama", 4), ("gemma3_text", 2), ("gpt_oss", 2), ("mixtral", 4)],
+    [
+        ("qwen3", 2),
+        ("llama", 4),
+        ("gemma3_text", 2),
+        ("gpt_oss", 2),
+        ("mixtral", 4),
+        ("qwen3_next", 4),
+    ],
 )
 def test_greedy_tokens_are_those_of_one_rank(
     family: str, ranks: int, tmp_path: Path, start: Callable[..., Engine]

@@ -26,8 +26,14 @@ from worker.loading.load import load
 from worker.model_spec import ModelSpec
 from worker.models.model import Model
 
-RECURRENT = ("qwen3_next", "qwen3_5")
-SPLIT = {name: case for name, case in CASES.items() if not case[0].startswith(RECURRENT)}
+KEYS, VALUES = "linear_num_key_heads", "linear_num_value_heads"
+ALL = {
+    **CASES,
+    **{
+        f"{family} with a value head for each key head": (family, {KEYS: 4, VALUES: 4})
+        for family in ("qwen3_next", "qwen3_5_text")
+    },
+}
 CPU = torch.device("cpu")
 CLOSE = 1e-4  # relative
 
@@ -54,9 +60,9 @@ def steps_of_part(folder: Path, shard: Shard) -> list[Tensor]:
     return steps(load_part(folder, "fp32", shard).model)
 
 
-@pytest.mark.parametrize("name", SPLIT, ids=lambda name: name.replace(" ", "-"))
+@pytest.mark.parametrize("name", ALL, ids=lambda name: name.replace(" ", "-"))
 def test_logits_are_those_of_one_rank(name: str, tmp_path: Path) -> None:
-    family, fields = SPLIT[name]
+    family, fields = ALL[name]
     folder = make_checkpoint(tmp_path, family, **fields)
     expected = steps(load_part(folder, "fp32", WHOLE).model)
     for ranks in (2, 4):
@@ -82,10 +88,11 @@ def test_a_vocabulary_that_does_not_divide_is_padded(tmp_path: Path) -> None:
             assert float((ours - whole).abs().max() / whole.abs().max()) < CLOSE
 
 
+@pytest.mark.parametrize(("family", "fields"), [("qwen3", {}), ("qwen3_5_text", {KEYS: 4})])
 def test_each_rank_keeps_its_part_of_the_weights_and_of_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = make_checkpoint(tmp_path, "qwen3")
+    folder = make_checkpoint(tmp_path, family, **fields)
     stored = 0
 
     def store(parts: Sequence[Any], *args: Any, **options: Any) -> LinearWeight:
@@ -99,11 +106,12 @@ def test_each_rank_keeps_its_part_of_the_weights_and_of_the_cache(
         stored = 0
         model = load_part(folder, "fp32", shard).model
         sizes.append(stored)
-        cached.append(sum(cache.bytes_for(4, 64) for cache in model.make_caches()))
+        cached.append([cache.bytes_for(4, 64) for cache in model.make_caches()])
     assert sizes[1] == sizes[2]
     assert sizes[0] <= 2 * sizes[1] < 1.01 * sizes[0]  # the vocabulary is padded
-    # Of four ranks, two share a key-value head: they have it twice.
-    assert cached == [cached[0]] + [cached[0] // 2] * 3
+    assert cached[1] == cached[2] == [nbytes // 2 for nbytes in cached[0]]
+    if family == "qwen3":  # of four ranks, two share a key-value head: they have it twice
+        assert cached[3] == cached[1]
 
 
 @pytest.mark.parametrize(
@@ -117,8 +125,18 @@ def test_each_rank_keeps_its_part_of_the_weights_and_of_the_cache(
             "its 3 key-value heads can't be divided by 2 ranks",
         ),
         ("qwen3", {"intermediate_size": 49}, 2, "its 49 channels can't be divided by 2 ranks"),
-        ("qwen3_5_text", {}, 2, "its recurrent layers can't be split over ranks"),
-        ("qwen3_next", {}, 2, "its recurrent layers can't be split over ranks"),
+        (
+            "qwen3_5_text",
+            {KEYS: 1, VALUES: 3},
+            2,
+            "its 3 recurrent value heads can't be divided by 2 ranks",
+        ),
+        (
+            "qwen3_next",
+            {KEYS: 3, VALUES: 6},
+            2,
+            "its 3 recurrent key heads can't be divided by 2 ranks",
+        ),
     ],
 )
 def test_what_does_not_divide_is_refused_before_a_weight_is_read(
