@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jobs.embedded import EmbeddedRedis
-from tests.extras.evaluations import compare, evaluate, write_documents
+from tests.extras.evaluations import compare, evaluate, tasks, write_documents
 from tests.extras.test_lm_eval import COMMAND
 from tests.jobs.gateway.conftest import GatewayProcess
 from tests.waiting import wait_until
@@ -57,16 +57,29 @@ def served(
         worker.wait()
 
 
-def test_local_completions_have_the_figures_of_our_model(served: Served) -> None:
-    given = {
-        "model": "demo",
-        "base_url": f"{served.url}/completions",
-        "tokenizer": str(MODEL),
-        "max_length": 1024,
-    }
-    theirs = evaluate(served.folder, "local-completions", given)
-    ours = evaluate(served.folder, "chatjobs", {"model": "demo", "redis": served.redis})
-    compare(ours, theirs)
+@pytest.mark.parametrize(
+    ("limit", "its"),
+    [
+        pytest.param(None, 1024, id="whole"),
+        # It counts the token that it has generated, and the last one that is scored.
+        pytest.param(40, 42, id="long"),
+    ],
+)
+def test_local_completions_have_the_figures_of_our_model(
+    served: Served, limit: int | None, its: int
+) -> None:
+    given: Any = {"model": "demo", "base_url": f"{served.url}/completions"}
+    given |= {"tokenizer": str(MODEL), "max_length": its}
+    options: Any = {}
+    own: Any = {"model": "demo", "redis": served.redis}
+    if limit is not None:
+        own["max_length"] = limit
+        # Its contexts of texts to generate are cut elsewhere.
+        options["tasks"] = [
+            one for one in tasks(served.folder) if one["output_type"] != "generate_until"
+        ]
+    theirs = evaluate(served.folder, "local-completions", given, **options)
+    compare(evaluate(served.folder, "chatjobs", own, **options), theirs)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +121,7 @@ def test_llm_comply_finds_what_the_page_says(
     assert found == {"passed": passed, "failed": failed, "skipped": skipped}, done.stdout
 
 
-def test_litellm_reads_answers_streams_and_calls(
+def test_litellm_reads_answers_streams_calls_and_errors(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network
@@ -125,6 +138,13 @@ def test_litellm_reads_answers_streams_and_calls(
     schema["additionalProperties"] = False
     tool = {"type": "function", "function": {"name": "pick", "parameters": schema}}
     given = {**call, "max_tokens": 400, "tools": [tool], "tool_choice": "required"}
+    given["parallel_tool_calls"] = False
     forced = litellm.completion(**given)
     assert forced.choices[0].finish_reason == "tool_calls", forced
-    assert forced.choices[0].message.tool_calls
+    (made,) = forced.choices[0].message.tool_calls
+    assert made.function.name == "pick" and json.loads(made.function.arguments)["a"] in (1, 2)
+
+    with pytest.raises(litellm.NotFoundError, match="models served now: demo"):
+        litellm.completion(**{**call, "model": "openai/other"})
+    with pytest.raises(litellm.BadRequestError, match="top_p"):
+        litellm.completion(**call, top_p=2)
