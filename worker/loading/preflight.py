@@ -145,8 +145,12 @@ def _preflight(
 ) -> Preflight:
     config, compression = model.config, compression_of(spec.quantize)
     quantization, place = config.quantization, device.torch
-    if spec.tensor_parallel > 1:
-        _require_plain(model)
+    if spec.tensor_parallel > 1 and isinstance(model.source, GgufSource):
+        raise invalid(
+            f"tensor_parallel can't split {model.source.reference}: it is a GGUF file, whose "
+            "blocks would be sliced; use safetensors, or one rank",
+            "tensor_parallel",
+        )
     tied = weights.is_tied(config.tied, headers, quantization)
     stored = headers.dtype({quantization.dtype} if quantization else ()) or DEQUANTISED
     chosen = choose_dtype(spec.dtype, stored, place)
@@ -252,21 +256,6 @@ def _product(
         return ProductKind.PLAIN  # a tied head has the embedding's values
     kind = GGMLQuantizationType[header.dtype]
     return storage.product_kind(kind, slot.shape[-1], dtype, device, keep_quantised)
-
-
-def _require_plain(model: ModelDescription) -> None:
-    """Refuse weights that can't be split over ranks. Raises JobError (invalid_request)."""
-    kind = None
-    if isinstance(model.source, GgufSource):
-        kind = "a GGUF file, whose blocks would be sliced"
-    elif model.config.quantization is not None:
-        kind = f"stored in {model.config.quantization.name}"
-    if kind is not None:
-        raise invalid(
-            f"tensor_parallel can't split {model.source.reference}: it is {kind}; use safetensors "
-            "with plain weights, or one rank",
-            "tensor_parallel",
-        )
 
 
 def smallest_window(config: ModelConfig, device: torch.device) -> int | None:

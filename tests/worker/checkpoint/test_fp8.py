@@ -17,6 +17,7 @@ from torch import Tensor
 from jobs.cli import build
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.folders import WEIGHTS, edit_json, edit_weights, logits, refusal
+from tests.worker.ranks.threads import prompt_logits
 from worker import Engine
 
 FP8, MAX = torch.float8_e4m3fn, 448.0
@@ -127,6 +128,12 @@ def test_the_logits_are_those_of_the_dequantised_model(
 ) -> None:
     quantised, dense = store(tmp_path, family, scheme)
     assert torch.equal(logits(quantised), logits(dense))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_moe_text"])
+def test_ranks_split_the_values(tmp_path: Path, family: str) -> None:
+    quantised, dense = store(tmp_path, family, "fine-grained")
+    assert torch.equal(prompt_logits(quantised, 2), prompt_logits(dense, 2))
 
 
 def test_it_runs_in_bf16_by_default(stored: Stored, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from jobs.cli import build
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.folders import WEIGHTS, edit_json, edit_weights, logits, refusal
+from tests.worker.ranks.threads import prompt_logits
 from worker import Engine
 from worker.checkpoint.quantization import Mxfp4
 from worker.gguf.write.model import quantise_model
@@ -99,6 +100,10 @@ def test_the_logits_are_those_of_the_dequantised_model(stored: Stored) -> None:
     with torch.no_grad():
         expected = model(torch.tensor([prompt])).logits[0]
     assert (engine.prompt_logits(prompt) - expected).abs().max() < 2e-4 * expected.abs().max()
+
+
+def test_ranks_split_the_values(stored: Stored) -> None:
+    assert torch.equal(prompt_logits(stored.quantised, 2), prompt_logits(stored.dense, 2))
 
 
 def test_the_log_and_the_check_say_that_weights_are_dequantised(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from worker.device import Device
+from worker.layers.batch import Batch, Span
 from worker.layers.shard import Shard
 from worker.loading.load import LoadedModel, load
 from worker.model_spec import ModelSpec
@@ -69,6 +70,21 @@ def on_ranks(ranks: int, run: Callable[[Shard], T]) -> list[T]:
 
     with ThreadPoolExecutor(ranks) as pool:
         return list(pool.map(one, range(ranks)))
+
+
+def prompt_logits(folder: Path, ranks: int) -> Tensor:
+    """The logits after each token of a prompt, of a model on so many ranks."""
+    ids = list(range(5, 25))
+
+    def run(shard: Shard) -> Tensor:
+        model = load_part(folder, "fp32", shard).model
+        caches = model.make_caches()
+        for cache in caches:
+            cache.resize(1, 64, keep=0)
+        spans = [Span(0, 0, ids, len(ids), logits=len(ids))]
+        return model(Batch.prepare(spans, torch.device("cpu"))[0], caches).clone()
+
+    return on_ranks(ranks, run)[0]
 
 
 def load_part(folder: Path, dtype: str, shard: Shard) -> LoadedModel:
