@@ -82,6 +82,27 @@ def test_local_completions_have_the_figures_of_our_model(
     compare(evaluate(served.folder, "chatjobs", own, **options), theirs)
 
 
+def test_local_chat_completions_have_the_figures_of_our_model(served: Served) -> None:
+    """Reasoning stays in the content, as in that of our model."""
+    given: Any = {"model": "demo", "base_url": f"{served.url}/chat/completions"}
+    own: Any = {"model": "demo", "redis": served.redis}
+    kept: Any = {"separate_reasoning": False}
+    theirs = evaluate(
+        served.folder, "local-chat-completions", given, gen_kwargs=kept, **chats(served.folder)
+    )
+    compare(evaluate(served.folder, "chatjobs", own, **chats(served.folder)), theirs)
+
+
+def chats(folder: Path) -> dict[str, Any]:
+    """Options of an evaluation that asks for texts by conversations. lm_eval changes the tasks that
+    it is given, so each evaluation has its own."""
+    return {
+        "tasks": [one for one in tasks(folder) if one["output_type"] == "generate_until"],
+        "apply_chat_template": True,
+        "fewshot_as_multiturn": True,
+    }
+
+
 @pytest.mark.parametrize(
     ("format", "passed", "failed", "skipped"),
     [
