@@ -31,6 +31,7 @@ class ModelSpec:
     draft_tokens: int | None = None
     download_dir: Path | None = None
     chat_template: Path | None = None
+    trust_request_chat_template: bool = False  # requests may bring their own
     add_bos: bool | None = None
     tool_parser: str | None = None
     prompt_caches: tuple[Path, ...] = ()  # files of `chatjobs prompts save`

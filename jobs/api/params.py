@@ -94,6 +94,7 @@ class SessionFields(_OpenAIOptions, total=False):
     allowed_token_ids: Sequence[int] | None
     bad_words: Sequence[str] | None
     cache_salt: str | None
+    chat_template: str | None
     chat_template_kwargs: Mapping[str, Any] | None
     continue_final_message: bool | None
     documents: Sequence[Mapping[str, Any]] | None

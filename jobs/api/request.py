@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from jobs.api.caller import warn_caller
+from jobs.api.chat_template import checked_template
 from jobs.api.grammar import Grammar, check
 from jobs.api.history import plain_messages
 from jobs.api.job_options import JobOptions
@@ -47,8 +48,8 @@ MAX_NAME = 1000  # characters of a model's name
 MAX_TOOLS = 1024
 # The fields that only a chat template reads.
 TEMPLATE_INPUTS = (
-    *("tools", "documents", "chat_template_kwargs", "enable_thinking", "reasoning_effort"),
-    *("add_generation_prompt", "continue_final_message"),
+    *("tools", "documents", "chat_template", "chat_template_kwargs", "enable_thinking"),
+    *("reasoning_effort", "add_generation_prompt", "continue_final_message"),
 )
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters of the category Cc
 # OpenAI takes up to 64 characters and no dot; others take longer names with dots.
@@ -145,6 +146,7 @@ class ChatRequest(Sampling):
 
     The prompt:
         documents                 texts with titles, for the chat template
+        chat_template             in place of the model's, if the worker takes one
         chat_template_kwargs, enable_thinking, reasoning_effort
         apply_chat_template       False: the text of the messages is the prompt as it is
         prompt_token_ids          the prompt as token ids, in place of the messages' text
@@ -182,6 +184,7 @@ class ChatRequest(Sampling):
     prompt_token_ids: Annotated[list[StrictInt], Field(min_length=1)] | None = None  # the prompt
     add_special_tokens: StrictBool | None = None  # None: only without the chat template
     documents: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    chat_template: Annotated[Text, AfterValidator(checked_template)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: StrictBool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (

@@ -57,7 +57,6 @@ _FUNCTIONS = "it is OpenAI's former name of tools and tool_choice: use these"
 _FORM = "remove it"
 REFUSED_FIELDS: dict[str, Refused] = {
     "best_of": Refused(1, "use n, and choose among the answers"),
-    "chat_template": Refused(None, "the template is the model's: put it into the model's folder"),
     "echo": Refused(False, "the prompt is in the result row"),
     "function_call": Refused("none", _FUNCTIONS),
     "functions": Refused(None, _FUNCTIONS),

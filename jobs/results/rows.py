@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from jobs.api.chat_template import template_hash
 from jobs.errors import JobError
 from jobs.results.outbox import DEFAULT_RUN, OutboxEntry, operation_of, row_index_of
 from jobs.results.values import (
@@ -113,8 +114,17 @@ def shared_columns(entry: OutboxEntry) -> Row:
         "peak_memory_mb": as_int(entry.get("peak_memory_mb"), 32),
         **_times(entry),
         **_sampling(entry, request),
-        **provenance_columns(as_object(entry.get("provenance"))),
+        **_provenance(entry, request),
     }
+
+
+def _provenance(entry: OutboxEntry, request: dict[str, Any]) -> Row:
+    """The columns about the model that ran the job, with the hash of the template that it used."""
+    columns = provenance_columns(as_object(entry.get("provenance")))
+    own = as_text(request.get("chat_template"))
+    if own is not None and entry.get("provenance"):
+        columns["chat_template_hash"] = template_hash({"default": own})
+    return columns
 
 
 def _failure(failure: dict[str, Any]) -> Row:

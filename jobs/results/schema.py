@@ -179,7 +179,9 @@ PROVENANCE = [
     _optional("model_revision", TEXT, "commit of the model's repository"),
     _optional("model_fingerprint", TEXT, "hash of the weight files"),
     _optional("tokenizer_hash", TEXT, "hash of the tokenizer"),
-    _optional("chat_template_hash", TEXT, "hash of the chat template"),
+    _optional(
+        "chat_template_hash", TEXT, "hash of the chat template, the model's or the request's"
+    ),
     _optional("dtype", TEXT, "data type of the computation, and of quantised weights"),
     _optional("engine", TEXT, "engine that generated the answer"),
     _optional("engine_version", TEXT, "version of the engine"),

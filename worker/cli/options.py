@@ -74,6 +74,12 @@ template_option = click.option(
     metavar="FILE",
     help="Jinja chat template to use instead of the model's own.",
 )
+trust_template_option = click.option(
+    "--trust-request-chat-template",
+    is_flag=True,
+    help="Let requests bring a chat template of their own (chat_template). It is rendered in a "
+    "sandbox, as each template is.",
+)
 bos_option = click.option(
     "--add-bos/--no-add-bos",
     default=None,

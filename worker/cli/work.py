@@ -41,6 +41,7 @@ from worker.cli.options import (
     redis_option,
     refusal,
     template_option,
+    trust_template_option,
 )
 from worker.cli.private_redis import private_redis, private_redis_hint
 from worker.memory_amount import MemoryAmount
@@ -201,6 +202,7 @@ def _check_devices(
     help="Seconds that running jobs may continue after SIGTERM. Their rows then get 3 seconds.",
 )
 @template_option
+@trust_template_option
 @bos_option
 @click.option(
     "--tool-parser",
@@ -268,6 +270,7 @@ def work(
     interactive_slots: int | None,
     preempt: bool,
     chat_template: Path | None,
+    trust_request_chat_template: bool,
     add_bos: bool | None,
     tool_parser: str | None,
     prompt_caches: tuple[Path, ...],
@@ -346,6 +349,7 @@ def work(
         draft_tokens=draft_tokens,
         download_dir=download_dir,
         chat_template=chat_template,
+        trust_request_chat_template=trust_request_chat_template,
         add_bos=add_bos,
         tool_parser=tool_parser,
         prompt_caches=prompt_caches,

@@ -47,7 +47,7 @@ def _device(text: str) -> str:
 # The options of a model that mean the same here and in its ModelSpec.
 AS_THEY_ARE = (
     *("dtype", "quantize", "keep_quantised", "context", "max_batch", "prefix_cache", "draft"),
-    *("draft_tokens", "add_bos", "tool_parser"),
+    *("draft_tokens", "trust_request_chat_template", "add_bos", "tool_parser"),
 )
 Name = Annotated[Text, StringConstraints(min_length=1)]
 Amount = Annotated[
@@ -80,6 +80,9 @@ class ModelEntry(Wire):
     draft: Name | None = Field(default=None, description="a smaller model, or ngram")
     draft_tokens: Annotated[StrictInt, Field(ge=1, le=MOST_DRAFT_TOKENS)] | None = None
     chat_template: Name | None = Field(default=None, description="a file with a Jinja template")
+    trust_request_chat_template: StrictBool | None = Field(
+        default=None, description="requests may bring a template of their own"
+    )
     add_bos: StrictBool | None = None
     tool_parser: ToolParser | None = None
     prompt_caches: list[Name] | None = Field(

@@ -43,6 +43,7 @@ from worker.models.registry import FAMILIES
 from worker.processes.memory_limit import address_space_advice
 from worker.prompt.builder import Prompt, PromptBuilder
 from worker.prompt.published import document_of
+from worker.prompt.request_template import RequestTemplates
 from worker.prompt.template import ChatTemplate, chat_obstacle
 from worker.text.answer_reader import AnswerReader
 from worker.text.harmony import FINAL, HarmonySplitter, writes_harmony
@@ -73,6 +74,7 @@ class LoadedModel:
     harmony: bool  # completions are in the harmony format
     bos: str  # with which prompts begin even if the template doesn't write it; "" if none
     files: Stamps  # that it was read from
+    of_requests: RequestTemplates | None  # None: requests bring no chat template
 
     @property
     def chat_obstacle(self) -> str | None:
@@ -88,6 +90,7 @@ class LoadedModel:
             context,
             hides_tools=hides_tools,
             bos=self.bos,
+            of_requests=self.of_requests,
         )
 
     def prompt_document(self) -> bytes:
@@ -272,6 +275,11 @@ def load(
             harmony=writes_harmony(checked.tokenizer),
             bos=bos,
             files=files,
+            of_requests=(
+                RequestTemplates(source.special_tokens)
+                if spec.trust_request_chat_template
+                else None
+            ),
         )
 
     if host is not None and copied is not None:

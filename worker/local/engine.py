@@ -73,6 +73,7 @@ class Engine:
         draft_tokens: int | None = None,
         download_dir: Path | None = None,
         chat_template: str | Path | None = None,
+        trust_request_chat_template: bool = False,
         add_bos: bool | None = None,
         tool_parser: str | None = None,
         tensor_parallel: int = 1,
@@ -93,8 +94,10 @@ class Engine:
         most tokens of a proposal, by default 4.
         download_dir: where models of
         the hub are stored, by default the hub library's cache. chat_template: file with a chat
-        template to use instead of the model's own. tool_parser: syntax of the model's tool calls
-        (hermes, llama3_json, pythonic or qwen3_coder), by default the one that its template writes.
+        template to use instead of the model's own. trust_request_chat_template: requests may bring
+        a template of their own, which is rendered in a sandbox. tool_parser: syntax of the model's
+        tool calls (hermes, llama3_json, pythonic or qwen3_coder), by default the one that its
+        template writes.
         add_bos: whether prompts begin with the BOS token if the template doesn't write it; by
         default as a GGUF file says, and not for other models. tensor_parallel: number of processes
         that compute the model together, on the CPU: this one and children of it, which end with
@@ -114,6 +117,7 @@ class Engine:
             draft_tokens=draft_tokens,
             download_dir=download_dir,
             chat_template=None if chat_template is None else template_path(chat_template),
+            trust_request_chat_template=trust_request_chat_template,
             add_bos=add_bos,
             tool_parser=tool_parser,
             tensor_parallel=tensor_parallel,

@@ -10,6 +10,7 @@ from jobs.errors import JobError, invalid
 from worker.backend import TooLong
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.prompt.encoder import Around, PromptEncoder
+from worker.prompt.request_template import FIELD, RequestTemplates
 from worker.prompt.template import NO_TEMPLATE, ChatTemplate
 from worker.prompt.template_inputs import before_mark, messages_for, variables_for
 from worker.prompt.trim_turns import answer_room, build_newest
@@ -31,7 +32,8 @@ class PromptBuilder:
 
     `hides_tools`: requests may have tools although the template ignores them, because the worker
     was told how the model writes calls; their messages then describe the tools. `bos`: the token
-    with which prompts begin, whether or not the template writes it.
+    with which prompts begin, whether or not the template writes it. `of_requests`: the templates
+    that requests bring; None: they may bring none.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class PromptBuilder:
         *,
         hides_tools: bool = False,
         bos: str = "",
+        of_requests: RequestTemplates | None = None,
     ) -> None:
+        self._of_requests = of_requests
         self._model, self._template, self._context = model, template, context
         self._tokenizer, self._bos = tokenizer, bos
         self._hides_tools = hides_tools
@@ -53,7 +57,7 @@ class PromptBuilder:
         """Render and tokenize a request. Raises JobError if it can't be rendered, asks for an
         unsupported feature, or exceeds the context."""
         if request.apply_chat_template is not False:
-            self._require_template()
+            self._template_of(request)
         if request.truncate == "oldest":
             return build_newest(
                 request, self._build, lambda prompt: len(prompt.token_ids), self._context
@@ -88,7 +92,7 @@ class PromptBuilder:
 
     def render(self, request: ChatRequest) -> str:
         """The text of all messages of a request. Raises JobError."""
-        template = self._require_template()
+        template = self._template_of(request)
         tools = None
         if request.tools and request.tool_choice != "none":
             if not (template.takes_tools or self._hides_tools):
@@ -121,7 +125,17 @@ class PromptBuilder:
         before, after = self._tokenizer.added_around()
         return Around(before or self._tokenizer.encode(self._bos), after)
 
-    def _require_template(self) -> ChatTemplate:
+    def _template_of(self, request: ChatRequest) -> ChatTemplate:
+        """The one that the request brings, or that of the model. Raises JobError."""
+        if request.chat_template is not None:
+            if self._of_requests is None:
+                raise invalid(
+                    f"{FIELD}: the worker of model {self._model} takes no template of a request: "
+                    "put it into the model's folder, or start the worker with "
+                    "--trust-request-chat-template",
+                    FIELD,
+                )
+            return self._of_requests.of(request.chat_template)
         if self._template is None:
             raise JobError("unsupported_model", f"model {self._model} {NO_TEMPLATE}")
         return self._template

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
@@ -129,8 +130,16 @@ def render(template: jinja2.Template, values: dict[str, Any]) -> dict[str, str]:
     except RecursionError:
         return {"endless": "it recurses"}
     except Exception as error:  # untrusted code can raise anything
-        return {"failed": " ".join(str(error).split())}
+        return {"failed": " ".join(f"{error}{_place(error)}".split())}
     return {"text": "".join(chunks)}
+
+
+def _place(error: Exception) -> str:
+    """The line of the template that an error comes from, if it is known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [one.lineno for one in frames if one.filename == "<template>"]
+    line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
+    return "" if line is None else f" (line {line})"
 
 
 def main() -> None:
@@ -147,7 +156,7 @@ def main() -> None:
         except MemoryError:
             return OUT_OF_MEMORY
         except Exception as error:  # Jinja's errors, and Python's own from compile
-            return {"invalid": f"{type(error).__name__}: {error}"}
+            return {"invalid": f"{type(error).__name__}: {error}{_place(error)}"}
         return {"text": ""} if values is None else render(ready, values)
 
     for request in limited_child.requests():

@@ -28,6 +28,7 @@ class Sandbox:
 
     `kind`, `whose`, `given` and `remedy`: for errors, what the templates are, whose they are, what
     they get, and what to do about a broken one. `strict`: a name that has no value is an error.
+    `field`: of a request, which has the templates; a broken one is an invalid request then.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class Sandbox:
         remedy: str = REMEDY,
         *,
         strict: bool = False,
+        field: str | None = None,
     ) -> None:
+        self._field = field
         self._whose, self._given, self._remedy = whose, given, remedy
         self._strict = strict
         self._child = LimitedProcess(
@@ -87,7 +90,10 @@ class Sandbox:
         raise JobError("internal", f"the process that renders templates replied {reply!r}")
 
     def _broken(self, fact: str) -> JobError:
-        return JobError("unsupported_model", f"{self._whose} {fact}{self._remedy}")
+        message = f"{self._whose} {fact}{self._remedy}"
+        if self._field is not None:
+            return invalid(message, self._field)
+        return JobError("unsupported_model", message)
 
 
 def _shortened(reason: str) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobs.api.chat_template import template_hash
 from jobs.api.wire import describe
 from jobs.errors import InvalidRequest, JobError, invalid
 from worker.checkpoint.tokenizer import Tokenizer
-from worker.prompt.sandbox import REMEDY, WHOSE, shared_sandbox
+from worker.prompt.sandbox import REMEDY, WHOSE, Sandbox, shared_sandbox
 
 if TYPE_CHECKING:  # it imports torch, which a gateway does without
     from worker.checkpoint.source import ModelSource
@@ -53,14 +52,19 @@ class ChatTemplate:
     """The templates of one model. Raises JobError("unsupported_model") if one isn't valid Jinja.
 
     `sources`: by name. `source`: the text of the default one. `takes_parts`: whether it handles a
-    list of content parts, or only strings.
+    list of content parts, or only strings. `sandbox`: renders them; by default that of the models.
     """
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        sandbox: Sandbox | None = None,
+    ) -> None:
         self._special_tokens, self.sources = special_tokens, sources
-        self._sandbox = shared_sandbox()
+        self._sandbox = sandbox or shared_sandbox()
         self.source = sources.get("default") or next(iter(sources.values()))
-        self.hash = hashlib.sha256(json.dumps(sorted(sources.items())).encode()).hexdigest()[:32]
+        self.hash = template_hash(sources)
         for source in sources.values():
             self._sandbox.check(source)
         self.takes_parts = self._probe()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.api.chat_template import template_hash
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from jobs.operations import rows_of
@@ -222,6 +223,16 @@ def test_no_entry_can_stop_the_recorder(request, overrides):
     table = table_of(rows_of(decode(encode(entry))))
     pq.write_table(table, sink)
     assert table.num_rows == 1
+
+
+def test_the_hash_of_the_template_is_that_of_the_one_that_was_used() -> None:
+    entry = ok_entry()
+    entry["provenance"] = {**entry["provenance"], "template_hash": "own"}
+    (row,) = rows_of(entry)
+    assert row["chat_template_hash"] == "own"
+    entry["request"] = {**entry["request"], "chat_template": "{{ messages }}"}
+    (row,) = rows_of(entry)
+    assert row["chat_template_hash"] == template_hash({"default": "{{ messages }}"})
 
 
 def test_store_false_leaves_neither_prompt_nor_answer_in_the_row() -> None:
