@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -13,12 +11,12 @@ from jobs.gateway.gateway import Gateway
 from jobs.gateway.metrics import GatewayCollector
 from jobs.gateway.redis_reads import read_soon
 from jobs.metrics_page import MetricsPage
-from jobs.store.connection.protocol import command, retry
+from jobs.store.connection.protocol import ping
 
 
 def routes(gateway: Gateway) -> list[Route]:
     async def health(request: Request) -> Response:
-        await read_soon(partial(retry, command("ping")), gateway.client.connection)
+        await read_soon(ping, gateway.client.connection)
         workers = await gateway.models.workers()
         return JsonReply({"status": "ok", "workers": workers})
 

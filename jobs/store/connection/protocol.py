@@ -147,6 +147,11 @@ def retry(call: Call, deadline: float | None = None) -> Steps[Any]:
         yield sleep(PAUSE_SECONDS)
 
 
+def ping(deadline: float | None = None) -> Steps[Any]:
+    """The reply of Redis; see `retry`."""
+    return retry(command("ping"), deadline)
+
+
 def collect(steps: Emitting[T], keep: Callable[[T], U]) -> Steps[list[U]]:
     """What `keep` makes of each value that steps emit."""
     kept: list[U] = []
