@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_check_says_what_would_happen(run: Run, tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "ranks       2, each with a part of the weights and the cache" in done.stdout
     assert json.loads(run(*check, "2", "demo", "--json").stdout)["tensor_parallel"] == 2
-    heads = {"linear_num_key_heads": 3, "linear_num_value_heads": 6}
+    heads: dict[str, Any] = {"linear_num_key_heads": 3, "linear_num_value_heads": 6}
     hybrid = run(*check, "2", str(make_checkpoint(tmp_path / "hybrid", "qwen3_5_text", **heads)))
     assert hybrid.exit_code == 2
     assert "its 3 recurrent key heads can't be divided by 2 ranks" in hybrid.stderr

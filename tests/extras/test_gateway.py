@@ -133,7 +133,7 @@ def test_llm_comply_finds_what_the_page_says(
     """Images are refused. The demo model never ends the string of a call, which is then none.
     /v1/responses/compact is the path of a response here, so POST is refused with 405, not 404. The
     checks of reasoning are for models of OpenAI's names."""
-    words = [Path(sys.executable).with_name("llm-comply"), "--format", format, "--json"]
+    words = [str(Path(sys.executable).with_name("llm-comply")), "--format", format, "--json"]
     words += ["--base-url", served.url, "--api-key", "none", "--model", "demo"]
     done = subprocess.run([*words, "--timeout", "600"], capture_output=True, text=True)
     found: dict[str, set[str]] = {"passed": set(), "failed": set(), "skipped": set()}

@@ -227,7 +227,7 @@ def test_no_entry_can_stop_the_recorder(request, overrides):
 
 def test_the_hash_of_the_template_is_that_of_the_one_that_was_used() -> None:
     entry = ok_entry()
-    entry["provenance"] = {**entry["provenance"], "template_hash": "own"}
+    entry["provenance"] = {**(entry["provenance"] or {}), "template_hash": "own"}
     (row,) = rows_of(entry)
     assert row["chat_template_hash"] == "own"
     entry["request"] = {**entry["request"], "chat_template": "{{ messages }}"}
