@@ -9,7 +9,6 @@ import time
 FILE = "file-"
 BATCH = "batch_"
 _END = "[0-9a-f]{28}"
-_PATTERNS = {kind: re.compile(kind + _END) for kind in (FILE, BATCH)}
 
 
 def new_id(kind: str) -> str:
@@ -19,4 +18,9 @@ def new_id(kind: str) -> str:
 
 def is_id(kind: str, text: object) -> bool:
     """True for an id of this kind. Paths are made of such only."""
-    return isinstance(text, str) and _PATTERNS[kind].fullmatch(text) is not None
+    return isinstance(text, str) and re.fullmatch(kind + _END, text) is not None
+
+
+def pattern(kind: str) -> str:
+    """The pattern in JSON Schema of the ids of this kind."""
+    return f"^{kind}{_END}$"

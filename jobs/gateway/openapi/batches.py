@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from jobs.gateway.batches.forms import ENDPOINTS
+from jobs.gateway.ids import BATCH as BATCH_ID
+from jobs.gateway.ids import pattern
 from jobs.gateway.openapi.files import EXPIRES_AFTER
 from jobs.gateway.openapi.operation import (
     JSON,
@@ -16,7 +18,7 @@ from jobs.gateway.openapi.operation import (
     of_path,
     ref,
 )
-from jobs.gateway.routes.batches import MOST_LISTED, MOST_PAIRS, MOST_VALUE, PATH, WINDOW
+from jobs.gateway.routes.batches import MOST_KEY, MOST_LISTED, MOST_PAIRS, MOST_VALUE, PATH, WINDOW
 
 ID = of_path("id", "Of a batch.")
 TEXT: Schema = {"type": "string"}
@@ -37,6 +39,7 @@ STATUSES = [
 METADATA: Schema = {
     "type": ["object", "null"],
     "maxProperties": MOST_PAIRS,
+    "propertyNames": {"maxLength": MOST_KEY},
     "additionalProperties": {"type": "string", "maxLength": MOST_VALUE},
 }
 
@@ -44,7 +47,11 @@ CREATE = object_of(
     {
         "input_file_id": TEXT,
         "endpoint": {"enum": list(ENDPOINTS)},
-        "completion_window": {"type": "string", "pattern": f"^{WINDOW.pattern}$"},
+        "completion_window": {
+            "type": "string",
+            "pattern": f"^{WINDOW.pattern}$",
+            "description": "Such as 24h, and at most 30d.",
+        },
         "metadata": METADATA,
         "output_expires_after": {"anyOf": [EXPIRES_AFTER, {"type": "null"}]},
     },
@@ -110,7 +117,7 @@ FAMILY = Family(
             "The batches of the tenant.",
             {JSON: list_of("Batch")},
             errors=frozenset({400, *OF_DISKS}),
-            parameters=of_page(MOST_LISTED),
+            parameters=of_page(MOST_LISTED, pattern=pattern(BATCH_ID)),
         ),
         ("GET", PATH + "/{id}"): Operation(
             "getBatch", "One of them.", {JSON: ref("Batch")}, errors=ERRORS, parameters=[ID]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 from jobs.gateway.files.stored import OUTPUT, StoredFile
+from jobs.gateway.ids import FILE as FILE_ID
+from jobs.gateway.ids import pattern
 from jobs.gateway.openapi.operation import (
     JSON,
     OF_DISKS,
@@ -34,14 +36,19 @@ EXPIRES_AFTER = object_of(
     },
     additionalProperties=False,
 )
+# A form has texts only, so each field of it is one of the form.
+OF_EXPIRES_AFTER = {
+    f"expires_after[{name}]": schema for name, schema in EXPIRES_AFTER["properties"].items()
+}
 UPLOAD = object_of(
     {
         "file": {"type": "string", "contentMediaType": BYTES},
         "purpose": PURPOSE,
-        "expires_after": EXPIRES_AFTER,
+        **OF_EXPIRES_AFTER,
     },
-    "expires_after",
+    *OF_EXPIRES_AFTER,
     additionalProperties=False,
+    dependentRequired={name: list(OF_EXPIRES_AFTER) for name in OF_EXPIRES_AFTER},
 )
 FILE = object_of(
     {
@@ -72,7 +79,10 @@ FAMILY = Family(
             "The files of the tenant.",
             {JSON: list_of("File")},
             errors=frozenset({400, *OF_DISKS}),
-            parameters=[*of_page(MOST_LISTED), of_query("purpose", "Only files of this purpose.")],
+            parameters=[
+                *of_page(MOST_LISTED, pattern=pattern(FILE_ID)),
+                of_query("purpose", "Only files of this purpose."),
+            ],
         ),
         ("GET", PATH + "/{id}"): Operation(
             "getFile", "One of them.", {JSON: ref("File")}, errors=ERRORS, parameters=[ID]

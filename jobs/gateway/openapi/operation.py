@@ -133,10 +133,10 @@ def of_query(name: str, description: str, **schema: Any) -> Schema:
     }
 
 
-def of_page(most: int) -> list[Schema]:
-    """The parameters of a list, of which a page has up to `most`."""
+def of_page(most: int, **of_id: Any) -> list[Schema]:
+    """The parameters of a list, of which a page has up to `most`. `of_id`: the schema of an id."""
     return [
-        of_query("after", "The id of the last one of the page before.", type="string", minLength=1),
+        of_query("after", "The id of the last one of the page before.", type="string", **of_id),
         of_query("limit", "Of the page.", type="integer", minimum=1, maximum=most),
         of_query("order", "By creation.", enum=["asc", "desc"], default="desc"),
     ]
@@ -161,15 +161,15 @@ def ref(name: str) -> Schema:
     return {"$ref": REFERENCE.format(model=name)}
 
 
-def events_of(name: str) -> Schema:
-    """A stream of server-sent events: an OpenAPI schema is of the whole text, so that of one event
-    is an extension."""
-    return {
-        "type": "string",
-        "description": f"Server-sent events: the data of each is a {name}, or {{error}}, and of "
-        "the last one [DONE].",
-        "x-event-data": ref(name),
-    }
+def events_of(name: str, description: str) -> Schema:
+    """A stream of server-sent events, as the fields of one event: OpenAPI 3.1 has no schema of a
+    stream. `name`: of the schema of its data."""
+    data: Schema = {"type": "string", "contentMediaType": JSON, "contentSchema": ref(name)}
+    return object_of(
+        {"id": {"type": "string"}, "event": {"type": "string"}, "data": data},
+        *("id", "event"),
+        description=f"One of the events. Its data is a {name}{description}.",
+    )
 
 
 def object_of(properties: Mapping[str, Schema], *optional: str, **more: Any) -> Schema:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jobs.api.request import TEMPLATE_INPUTS, TOOL_NAME, ChatRequest
-from jobs.api.structured import FORMER_NAMES
+from jobs.api.structured import FORMER_NAMES, MAX_CHOICES
 from jobs.api.unsupported_fields import (
     IGNORED_FIELDS,
     IGNORED_IN_CALL,
@@ -57,11 +57,16 @@ def _others() -> dict[str, Schema]:
 
 def _former_names() -> dict[str, Schema]:
     of_key: dict[str, Schema] = {
-        "json": {"type": ["object", "string", "null"]},
-        "regex": {"type": ["string", "null"]},
-        "choice": {"type": ["array", "null"], "items": {"type": "string", "minLength": 1}},
-        "grammar": {"type": ["string", "null"]},
-        "structural_tag": {"type": ["object", "string", "null"]},
+        "json": {"type": ["object", "string", "null"], "minLength": 1},
+        "regex": {"type": ["string", "null"], "minLength": 1},
+        "choice": {
+            "type": ["array", "null"],
+            "items": {"type": "string", "minLength": 1},
+            "minItems": 1,
+            "maxItems": MAX_CHOICES,
+        },
+        "grammar": {"type": ["string", "null"], "minLength": 1},
+        "structural_tag": {"type": ["object", "string", "null"], "minLength": 1},
     }
     former = {
         name: {**of_key[key], "deprecated": True, "description": f"Now structured_outputs.{key}."}

@@ -9,6 +9,7 @@ from jobs.gateway.openapi.operation import (
     Family,
     Operation,
     Schema,
+    events_of,
     object_of,
     of_header,
     of_page,
@@ -16,7 +17,9 @@ from jobs.gateway.openapi.operation import (
     of_query,
     ref,
 )
+from jobs.gateway.responses.asked import PREFIX
 from jobs.gateway.routes.responses import MOST_ITEMS, PATH
+from jobs.keys import JOB_ID
 
 ERRORS = frozenset(OF_JOBS)
 ID = of_path("id", "Of the response, resp_<job>.")
@@ -32,7 +35,7 @@ REQUEST = object_of(
         "model": TEXT,
         "input": {"anyOf": [TEXT, {**ITEMS, "minItems": 1}]},
         "instructions": TEXT_OR_NULL,
-        "previous_response_id": TEXT_OR_NULL,
+        "previous_response_id": {**TEXT_OR_NULL, "pattern": f"^{PREFIX}{JOB_ID.pattern}$"},
         "tools": {
             **ITEMS,
             "type": ["array", "null"],
@@ -77,11 +80,7 @@ INPUT_ITEMS = object_of(
     }
 )
 DELETED = object_of({"id": TEXT, "object": {"const": "response"}, "deleted": {"const": True}})
-STREAM: Schema = {
-    "type": "string",
-    "description": "Server-sent events: the data of each is a ResponseEvent.",
-    "x-event-data": ref("ResponseEvent"),
-}
+STREAM = events_of("ResponseEvent", "")
 
 FAMILY = Family(
     "responses",
@@ -126,7 +125,7 @@ FAMILY = Family(
             "The items of its own input.",
             {JSON: INPUT_ITEMS},
             errors=ERRORS,
-            parameters=[ID, *of_page(MOST_ITEMS)],
+            parameters=[ID, *of_page(MOST_ITEMS, minLength=1)],
         ),
     },
     {"ResponseRequest": REQUEST, "Response": RESPONSE, "ResponseEvent": EVENT},

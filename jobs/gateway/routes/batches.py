@@ -41,7 +41,7 @@ FIELDS = (
     "output_expires_after",
 )
 DEFAULT_LISTED, MOST_LISTED = 20, 100
-WINDOW = re.compile(r"([0-9]{1,6})([smhd])")
+WINDOW = re.compile("([1-9][0-9]{0,5})([smhd])")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 MOST_WINDOW = 30 * 24 * 3600
 MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # of metadata
@@ -149,7 +149,7 @@ def read_asked(body: dict[str, Any]) -> Asked:
 def _window(text: str) -> int:
     found = WINDOW.fullmatch(text)
     seconds = int(found[1]) * UNITS[found[2]] if found else 0
-    if not 0 < seconds <= MOST_WINDOW:
+    if not (found and seconds <= MOST_WINDOW):
         raise invalid(
             "completion_window: expected a number with s, m, h or d, such as 24h, of at most 30d, "
             f"got {describe(text)}",

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from jobs.gateway.openapi.document import document
 
+EVENT_DATA = ("properties", "data", "contentSchema")  # in the schema of an event
 # By the name of the document's schema. They take fields that they lack.
 TYPES: dict[str, type[BaseModel]] = {
     "ChatCompletion": ChatCompletion,
@@ -76,7 +77,7 @@ def check(method: str, path: str, call: dict[str, Any], reply: Any) -> None:
         data = line.removeprefix("data: ")
         if line.startswith("data: ") and data != "[DONE]":
             is_error = "error" in json.loads(data)
-            _check_value(component("Error") if is_error else (*schema, "x-event-data"), data)
+            _check_value(component("Error") if is_error else (*schema, *EVENT_DATA), data)
 
 
 def _check_value(schema: tuple[str, ...], text: str | bytes) -> None:

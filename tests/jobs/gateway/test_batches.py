@@ -449,6 +449,7 @@ def test_a_wrong_request_for_a_batch_is_refused(site: Site, start: Start) -> Non
         (400, "endpoint", "/v1/embeddings"),
         (400, "completion_window", "1 day"),
         (400, "completion_window", "31d"),
+        (400, "completion_window", "0d"),
         (400, "metadata", {"a": 1}),
         (400, "metadata", {str(n): "" for n in range(17)}),
         (400, "output_expires_after", {"anchor": "created_at", "seconds": 1}),

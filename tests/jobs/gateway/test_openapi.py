@@ -117,6 +117,10 @@ def test_each_field_of_the_page_is_as_the_page_says(title: str) -> None:
         ({"job": {"run": ".x"}}, False),
         ({"job": {"delay": -1}}, False),
         ({"request_id": "a.b"}, False),
+        ({"guided_choice": ["a"]}, True),
+        ({"guided_choice": []}, False),
+        *(({name: ""}, False) for name in ("guided_json", "guided_regex", "guided_grammar")),
+        ({"structural_tag": ""}, False),
         ({"background": 1}, False),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, False),
         ({"messages": [{"role": "user", "content": ["a", {"type": "text", "text": "b"}]}]}, True),
@@ -172,6 +176,8 @@ def test_what_the_document_says_of_a_completion_is_what_the_gateway_does(
     [
         ("/v1/files", "after", ""),
         ("/v1/batches", "after", ""),
+        ("/v1/files", "after", "batch_" + "0" * 28),
+        ("/v1/batches", "after", "file-" + "0" * 28),
         ("/v1/chat/completions/{id}/stream", "Last-Event-ID", "no event"),
     ],
 )
@@ -184,3 +190,41 @@ def test_what_the_gateway_refuses_of_a_parameter_is_not_described(
     reply = send(FakeWorker("x"), "GET", path.format(id="mine"), **{given: {name: value}})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
     assert not jsonschema.Draft202012Validator(described["schema"]).is_valid(value)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        ("/v1/batches", "completion_window", "0d"),
+        ("/v1/batches", "metadata", {"x" * 65: "a"}),
+        ("/v1/responses", "previous_response_id", ""),
+        ("/v1/responses", "previous_response_id", "chatcmpl-1"),
+    ],
+)
+def test_what_the_gateway_refuses_of_a_body_is_not_described(
+    path: str, name: str, value: Any
+) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/batches": {"input_file_id": "a", "endpoint": "/v1/responses"}
+        | {"completion_window": "24h"},
+        "/v1/responses": {"model": "any", "input": "a"},
+    }
+    schema = ("paths", path, "post", "requestBody", "content", "application/json", "schema")
+    assert is_described(schema, bodies[path])
+    reply = send(FakeWorker("x"), "POST", path, json={**bodies[path], name: value})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+    assert not is_described(schema, {**bodies[path], name: value})
+
+
+def test_a_form_is_described_by_its_own_fields() -> None:
+    """As tests/jobs/gateway/test_files.py sends them."""
+    schema = ("paths", "/v1/files", "post", "requestBody", "content", "multipart/form-data")
+    form = {"file": "x", "purpose": "batch"}
+    expiry = {"expires_after[anchor]": "created_at", "expires_after[seconds]": 3600}
+    for fields, described in (
+        ({}, True),
+        (expiry, True),
+        ({"expires_after[seconds]": 3600}, False),
+        ({"expires_after": {"anchor": "created_at", "seconds": 3600}}, False),
+    ):
+        assert is_described((*schema, "schema"), {**form, **fields}) is described
