@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from jobs.embedded import EmbeddedRedis
+from jobs.gateway.openapi.document import document
 from tests.extras.evaluations import compare, evaluate, tasks, write_documents
 from tests.extras.test_lm_eval import COMMAND
 from tests.jobs.gateway.conftest import GatewayProcess
@@ -26,6 +27,18 @@ SUM: Any = {
     "messages": [{"role": "user", "content": "What is 17 + 25?"}],
     "temperature": 0,
     "max_tokens": 100,
+}
+
+# What schemathesis can't know of the fields of requests: the model that is served, what makes a
+# job wait for a time or for another job, or expire before it ends, and what makes it long.
+KNOWN: dict[str, dict[str, list[Any]]] = {
+    "ChatRequest": {"model": ["demo"], "n": [None, 1, 2], "max_tokens": [1, 5]},
+    "CompletionRequest": {"model": ["demo"], "n": [None, 1, 2], "max_tokens": [1, 5]},
+    "ResponseRequest": {"model": ["demo"], "max_output_tokens": [1, 5]},
+    "JobOptions": {
+        **{name: [None] for name in ("delay", "at", "session", "turn")},
+        **{"ttl": [None, 600], "priority": ["interactive"]},
+    },
 }
 
 
@@ -140,6 +153,34 @@ def test_llm_comply_finds_what_the_page_says(
     for one in json.loads(done.stdout)["results"]:
         found[one["status"]].add(one["id"])
     assert found == {"passed": passed, "failed": failed, "skipped": skipped}, done.stdout
+
+
+def test_schemathesis_finds_the_replies_that_the_document_describes(
+    served: Served, tmp_path: Path
+) -> None:
+    """positive_data_acceptance is left out: a document can't say all that a request is refused for,
+    such as a grammar that is not one, or a model that is not served."""
+    described = json.loads(json.dumps(document()))
+    for name, fields in KNOWN.items():
+        schema = described["components"]["schemas"][name]
+        schema["properties"] |= {field: {"enum": values} for field, values in fields.items()}
+        if name != "JobOptions":
+            schema["required"] = sorted({*schema["required"], *(fields.keys() - {"n"})})
+    for operations in described["paths"].values():
+        for one in operations.values():
+            # An event of another attempt is an error of the worker: 503.
+            given = one.get("parameters", [])
+            one["parameters"] = [each for each in given if each["name"] != "Last-Event-ID"]
+    (tmp_path / "openapi.json").write_text(json.dumps(described))
+    checks = ["not_a_server_error", "status_code_conformance", "content_type_conformance"]
+    checks += ["response_schema_conformance"]
+    words: list[Any] = [Path(sys.executable).with_name("schemathesis"), "run", "openapi.json"]
+    words += ["--url", served.url.removesuffix("/v1"), "--checks", ",".join(checks)]
+    words += ["--phases", "fuzzing", "--max-examples", "8", "--seed", "1", "--workers", "1"]
+    words += ["--generation-database", "none", "--continue-on-failure", "--no-color"]
+    words += ["--request-timeout", "600"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_litellm_reads_answers_streams_calls_and_errors(

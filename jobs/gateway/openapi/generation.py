@@ -12,6 +12,7 @@ from jobs.gateway.openapi.operation import (
     Operation,
     Schema,
     events_of,
+    json_of,
     object_of,
     of_header,
     of_path,
@@ -28,7 +29,7 @@ RESUME = of_header(
     pattern=f"^({chat.EVENT_ID.pattern})?$",
 )
 ERRORS = frozenset(OF_JOBS)
-UNTIL_DONE = ", or {error}, and [DONE] in the last one"
+UNTIL_DONE: list[Schema] = [json_of("Error"), {"const": "[DONE]"}]
 
 
 def _answers() -> dict[str, Schema]:
@@ -93,7 +94,7 @@ FAMILY = Family(
         ("POST", chat.PATH): Operation(
             "createChatCompletion",
             "Answer a conversation: one job, or the rest of the stream of Last-Event-ID.",
-            {JSON: ref("ChatCompletion"), EVENTS: events_of("ChatChunk", UNTIL_DONE)},
+            {JSON: ref("ChatCompletion"), EVENTS: events_of("ChatChunk", *UNTIL_DONE)},
             {JSON: ref("ChatRequest")},
             ERRORS,
             [RESUME],
@@ -108,14 +109,14 @@ FAMILY = Family(
         ("GET", chat.PATH + "/{id}/stream"): Operation(
             "streamChatCompletion",
             "The stream of a job, from its start or after Last-Event-ID.",
-            {EVENTS: events_of("ChatChunk", UNTIL_DONE)},
+            {EVENTS: events_of("ChatChunk", *UNTIL_DONE)},
             errors=ERRORS,
             parameters=[ID, RESUME],
         ),
         ("POST", completions.PATH): Operation(
             "createCompletion",
             "Continue prompts, or score them: one job for each, without a chat template.",
-            {JSON: ref("Completion"), EVENTS: events_of("CompletionChunk", UNTIL_DONE)},
+            {JSON: ref("Completion"), EVENTS: events_of("CompletionChunk", *UNTIL_DONE)},
             {JSON: ref("CompletionRequest")},
             ERRORS,
         ),

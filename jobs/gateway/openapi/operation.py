@@ -161,15 +161,20 @@ def ref(name: str) -> Schema:
     return {"$ref": REFERENCE.format(model=name)}
 
 
-def events_of(name: str, description: str) -> Schema:
+def events_of(name: str, *others: Schema) -> Schema:
     """A stream of server-sent events, as the fields of one event: OpenAPI 3.1 has no schema of a
-    stream. `name`: of the schema of its data."""
-    data: Schema = {"type": "string", "contentMediaType": JSON, "contentSchema": ref(name)}
+    stream. `name`: of the schema of its data. `others`: what the data may be beside it."""
+    text: Schema = {"type": "string"}
     return object_of(
-        {"id": {"type": "string"}, "event": {"type": "string"}, "data": data},
+        {"id": text, "event": text, "data": {**text, "anyOf": [json_of(name), *others]}},
         *("id", "event"),
-        description=f"One of the events. Its data is a {name}{description}.",
+        description="One of the events.",
     )
+
+
+def json_of(name: str) -> Schema:
+    """A text that is JSON of a schema."""
+    return {"contentMediaType": JSON, "contentSchema": ref(name)}
 
 
 def object_of(properties: Mapping[str, Schema], *optional: str, **more: Any) -> Schema:

@@ -80,7 +80,7 @@ INPUT_ITEMS = object_of(
     }
 )
 DELETED = object_of({"id": TEXT, "object": {"const": "response"}, "deleted": {"const": True}})
-STREAM = events_of("ResponseEvent", "")
+STREAM = events_of("ResponseEvent")
 
 FAMILY = Family(
     "responses",

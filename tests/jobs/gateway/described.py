@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from jobs.gateway.openapi.document import document
 
-EVENT_DATA = ("properties", "data", "contentSchema")  # in the schema of an event
+EVENT_DATA = ("properties", "data", "anyOf", 0, "contentSchema")  # in the schema of an event
 # By the name of the document's schema. They take fields that they lack.
 TYPES: dict[str, type[BaseModel]] = {
     "ChatCompletion": ChatCompletion,
@@ -27,9 +27,9 @@ TYPES: dict[str, type[BaseModel]] = {
 
 
 @cache
-def validator(path: tuple[str, ...]) -> jsonschema.Draft202012Validator:
+def validator(path: tuple[str | int, ...]) -> jsonschema.Draft202012Validator:
     """Of the schema at this path in the document, whose references are within it."""
-    pointer = "/".join(one.replace("~", "~0").replace("/", "~1") for one in path)
+    pointer = "/".join(str(one).replace("~", "~0").replace("/", "~1") for one in path)
     root = {"$id": "gateway:", **document(), "$ref": f"#/{pointer}"}
     return jsonschema.Draft202012Validator(root)
 
@@ -80,7 +80,7 @@ def check(method: str, path: str, call: dict[str, Any], reply: Any) -> None:
             _check_value(component("Error") if is_error else (*schema, *EVENT_DATA), data)
 
 
-def _check_value(schema: tuple[str, ...], text: str | bytes) -> None:
+def _check_value(schema: tuple[str | int, ...], text: str | bytes) -> None:
     validator(schema).validate(json.loads(text))
     found: Any = document()
     for name in schema:
