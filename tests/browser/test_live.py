@@ -215,7 +215,7 @@ def test_a_page_without_the_key_asks_for_it(
     page.wait(f"({FOLLOWED}).trim() === 'it was mine'")
     assert "of-other" not in page.value("document.body.innerText")
     page.value("document.getElementById('forget').click()")
-    page.wait("document.activeElement.id === 'key' && !sessionStorage.length")
+    page.wait("document.activeElement?.id === 'key' && !sessionStorage.length")
 
 
 def test_the_page_says_that_redis_is_away_and_recovers(page: Page, start: Start) -> None:
