@@ -558,7 +558,7 @@ def test_a_batch_names_some_of_many_models_that_nobody_serves(
 ) -> None:
     with Client(redis_url) as client:
         publish_worker(client, *(f"served-{number}" for number in range(500)))
-        (tmp_path / "input").write_bytes(jsonl(*(line(n, model=f"m{n}") for n in range(500))))
+        (tmp_path / "input").write_bytes(jsonl(*(line(str(n), model=f"m{n}") for n in range(500))))
         store = BatchStore(tmp_path, None)
         batch = store.add(read_asked(BODY), tmp_path / "input", None)
         BatchRun(batch, client, Results(tmp_path), threading.Event()).go_on()
