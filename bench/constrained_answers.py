@@ -112,6 +112,7 @@ def answers(
                 response_format=form,
                 max_tokens=options.max_tokens,
                 temperature=options.temperature,
+                repetition_penalty=options.repetition_penalty,
                 seed=number,
             )
             running.append((one, sink, engine.submit(request, sink)))
@@ -156,6 +157,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=1000)
     parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--repetition-penalty", type=float)
     parser.add_argument("--batch", type=int, default=16)
     options = parser.parse_args()
     engine = Engine.load(options.model, max_batch=options.batch)
