@@ -98,6 +98,19 @@ def test_an_id_that_is_none_leads_to_no_path(site: Site, start: Start, id: str) 
     assert left_in(site.folder) == ["secret"]
 
 
+def test_an_id_with_a_path_to_a_file_of_another_tenant_is_none(tmp_path: Path) -> None:
+    """Such an id may come in a body, where nothing has split it at its slashes."""
+    mine, other = FileStore(tmp_path, "a"), FileStore(tmp_path, "b")
+    with mine.unfinished() as path:
+        (path / DATA).write_bytes(b"x")
+        file = mine.add(path, "x", "batch", None, None)
+    for id in (f"../a/{file.id}", str(mine.folder / file.id), f"./{file.id}"):
+        for call in (other.get, other.open, other.delete, mine.get):
+            with pytest.raises(HttpError, match="no file"):
+                call(id)
+    assert mine.get(file.id) == file
+
+
 def test_a_file_above_the_limit_is_refused_and_not_kept(site: Site, start: Start) -> None:
     gateway = start()
     small = start("--max-file", "2000")
