@@ -18,7 +18,7 @@ from openai.types import Batch, FileObject
 from jobs import Client, Results
 from jobs.errors import JobError
 from jobs.gateway.batches import watch
-from jobs.gateway.batches.forms import ENDPOINTS
+from jobs.gateway.batches.forms import ENDPOINTS, response_of
 from jobs.gateway.batches.lines import MAX_ERRORS, BatchRows, check_lines
 from jobs.gateway.batches.output import write_files
 from jobs.gateway.batches.running import BatchRun
@@ -270,6 +270,19 @@ def test_each_endpoint_answers_the_lines_of_a_batch_as_requests(site: Site, star
         if endpoint == RESPONSES:
             with pytest.raises(openai.NotFoundError):  # it is in the file alone
                 client.responses.retrieve(output[0]["response"]["body"]["id"])
+
+
+def test_a_response_of_a_batch_is_made_again_with_the_same_bytes() -> None:
+    """Its time is that of the row, not that of the file."""
+    message = {"role": "assistant", "content": "x"}
+    answer = {
+        "id": "chatcmpl-j",
+        "created": 5,
+        "model": "fake",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+    }
+    body = response_of(RESPONSES, body_for(RESPONSES, "hi"), answer, [{"job_id": "j"}])
+    assert (body["id"], body["created_at"]) == ("resp_j", 5)
 
 
 REFUSED = [

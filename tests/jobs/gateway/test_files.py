@@ -27,6 +27,11 @@ from tests.waiting import wait_until
 from tests.worker.site import Site
 
 KEYS = '[tenants.a]\nkeys = ["ka"]\nfiles_bytes = 3000\n[tenants.b]\nkeys = ["kb"]\n'
+# A form whose connection broke in the middle of its file, with the length that came.
+CUT = (
+    b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n{"half'
+)
 
 
 def raw(reply: Any) -> Any:
@@ -147,6 +152,7 @@ def test_a_wrong_form_is_refused_and_leaves_nothing(site: Site, start: Start) ->
         post(None, content=b"x", headers={"content-type": "multipart/form-data"})
         post("file", content=b"no form", headers=kind)
         post("file", content=b'--x\r\ncontent-disposition: form-data; name="a"', headers=kind)
+        post("file", content=CUT, headers=kind)
         post("file", files={"other": ("x", b"{}")}, data=batch)
         post("file", files={"a": (None, "x" * 100_000), **file}, data=batch)
         post("file", files=[("file", ("x", b"")), ("file", ("y", b""))], data=batch)
