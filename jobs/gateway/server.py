@@ -57,11 +57,10 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         ssl_keyfile=settings.tls_key,
         timeout_graceful_shutdown=int(settings.grace_seconds),
     )
-    server = _Server(config, gateway)
     host, port = listener.getsockname()[:2]
     scheme = "https" if settings.tls_cert else "http"
     name = f"[{host}]" if ":" in host else host
-    logger.info("serving %s://%s:%d/v1 (Ctrl-C stops)", scheme, name, port)
+    server = _Server(config, gateway, f"{scheme}://{name}:{port}/v1")
     await server.serve(sockets=[listener])
     gateway.tokenizers.close()
 
@@ -69,9 +68,9 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 class _Server(uvicorn.Server):
     """Stops at the first signal, after the replies that are open; at the second one at once."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, url: str) -> None:
         super().__init__(config)
-        self._gateway = gateway
+        self._gateway, self._url = gateway, url
         self._next_sweep = 0.0
 
     @contextmanager
@@ -85,6 +84,11 @@ class _Server(uvicorn.Server):
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:  # and signals have their handlers
+            logger.info("serving %s (Ctrl-C stops)", self._url)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         if self.should_exit:

@@ -21,8 +21,12 @@ from tests.waiting import PATIENCE, wait_until
 from tests.worker.site import ROOT, Site
 
 ADDRESS = re.compile(r"serving (https?)://(.*):(\d+)/v1")
-# A gateway with settings that no option has, such as its time limits.
+# A gateway with settings that no option has, such as its time limits. It comes up slowly.
 WITH_SETTINGS = (
+    "import asyncio, uvicorn; serves = uvicorn.Server.serve\n"
+    "async def serve_late(*words, **options):\n"
+    "    await asyncio.sleep(0.3); await serves(*words, **options)\n"
+    "uvicorn.Server.serve = serve_late\n"
     "import json, sys, logging; from pathlib import Path\n"
     "from jobs.gateway.server import serve; from jobs.gateway.settings import Settings\n"
     "logging.basicConfig(level=logging.INFO)\n"

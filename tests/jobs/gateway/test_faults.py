@@ -167,6 +167,7 @@ def test_thousands_of_idle_connections_delay_nobody(site: Site, start: Start) ->
 
 
 def test_the_end_is_logged_once(site: Site, start: Start) -> None:
-    gateway = start()
+    """As soon as the gateway says that it serves, it can be stopped."""
+    gateway = start(grace_seconds=25)
     assert gateway.stop() == 0
     assert gateway.output.count("stopping: replies that are open: 0, with 25 s to end") == 1
