@@ -32,6 +32,7 @@ aliases = ["small", "gpt-4o-mini"]
 max_batch = 4
 cache = "1MiB"
 chat_template = "template.jinja"
+trust_request_chat_template = true
 prefix_cache = false
 
 [[models]]
@@ -72,6 +73,7 @@ def test_two_models_differ_in_their_options(tmp_path: Path) -> None:
         max_batch=4,
         cache_bytes=2**20,
         chat_template=tmp_path / "template.jinja",
+        trust_request_chat_template=True,
         prefix_cache=False,
     )
     assert second == ModelSpec(

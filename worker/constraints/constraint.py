@@ -1,4 +1,4 @@
-"""What restricts the tokens of a completion: the form of its answer, a budget of its reasoning."""
+"""Restricts the tokens of a completion to the form of its answer and a budget of its reasoning."""
 
 from __future__ import annotations
 

@@ -20,7 +20,10 @@ from jobs.gateway.options import about, take_flag
 from jobs.gateway.tenants import Tenant
 
 # Fields of a chat that need what only its job has: the turns so far, or the room of a context.
-OF_JOBS = ("job", "truncate", "truncate_prompt_tokens", "prompt_token_ids", "apply_chat_template")
+OF_JOBS = (
+    *("job", "truncate", "truncate_prompt_tokens", "prompt_token_ids", "apply_chat_template"),
+    "chat_template",  # which only a worker knows to be taken or not
+)
 OF_TEXTS = {"model", "prompt", "add_special_tokens"}
 
 

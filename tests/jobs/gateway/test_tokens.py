@@ -158,6 +158,13 @@ def test_wrong_requests_are_refused_by_field(http: httpx2.Client) -> None:
         assert (reply.status_code, reply.json()["error"]["param"]) == (status, param), reply.text
 
 
+def test_a_template_of_a_request_is_left_to_jobs(http: httpx2.Client) -> None:
+    """The gateway does not know whether a worker takes it."""
+    asked = {"model": "m", "messages": QUESTION, "chat_template": "{{ messages }}"}
+    error = http.post("/tokenize", json=asked).json()["error"]
+    assert error["message"] == "chat_template: only a job has it: remove the field"
+
+
 def test_the_only_model_needs_no_name(site: Site, start: Start) -> None:
     """As lm-evaluation-harness asks."""
     site.worker(real=True, lease_seconds=12, models=["demo"])
