@@ -14,17 +14,18 @@ from jobs.errors import JobError
 from jobs.gateway.failures import SHOWN, HttpError
 from jobs.gateway.figures import Figures
 from jobs.gateway.overview import Overview
-from jobs.gateway.redis_reads import read_soon
+from jobs.gateway.redis_waits import in_time, read_soon
 from jobs.gateway.served import ServedModels
 from jobs.gateway.settings import Settings
 from jobs.gateway.tenants import ApiKeys, Tenant
 from jobs.gateway.tokenizers import Tokenizers
 from jobs.keys import JOB_ID
-from jobs.store.connection.protocol import run_async
 from jobs.store.job_state import JobState, Status, read_state
 from jobs.store.results_folder import read_id, record_as_steps
 
 logger = logging.getLogger(__name__)
+
+NAMES = ("id", "row", "custom_id")  # in `job`: the same request gives the same job
 
 
 class Gateway:
@@ -43,6 +44,7 @@ class Gateway:
         self.figures = Figures()
         self.overview = Overview(settings)
         self.stopping = False
+        self._late = set[asyncio.Task[Any]]()  # that a reply has not waited for
 
     async def close(self) -> None:
         """Close the connections to Redis."""
@@ -52,7 +54,10 @@ class Gateway:
     async def job_of(self, tenant: Tenant, job_id: str) -> tuple[AsyncJob, JobState]:
         """A job of a tenant, and its state. Raises HttpError 404 for those of others as well."""
         if JOB_ID.fullmatch(job_id):
-            state = await run_async(read_state(job_id, full=True), self.client.connection)
+            state = await read_soon(
+                lambda deadline: read_state(job_id, full=True, deadline=deadline),
+                self.client.connection,
+            )
             if state.status is not Status.UNKNOWN and tenant.owns(state.request):
                 return self.client.job(job_id), state
         raise HttpError(
@@ -64,10 +69,7 @@ class Gateway:
 
     async def submit(self, tenant: Tenant, body: Mapping[str, Any]) -> AsyncJob:
         """Enqueue a chat completion for a tenant. Raises HttpError and JobError."""
-        request = tenant.claim(body)
-        await self.models.require(request.get("model"))
-        submit: Any = self.client.submit  # checks the request
-        job: AsyncJob = await submit(request)
+        (job,) = await self.submit_many(tenant, [body])
         return job
 
     async def submit_many(
@@ -76,9 +78,7 @@ class Gateway:
         """Enqueue chat completions for a tenant, all or none. Raises HttpError and JobError."""
         requests = [tenant.claim(body) for body in bodies]
         await self.models.require(requests[0].get("model"))
-        submit: Any = self.client.submit_many  # checks the requests
-        jobs: list[AsyncJob] = await submit(requests)
-        return jobs
+        return await self._enqueue(requests)
 
     async def check_results(self) -> None:
         """Raises HttpError unless the results folder is that of the workers, if there are any."""
@@ -100,6 +100,30 @@ class Gateway:
             "internal",
             headers={"x-should-retry": "false"},
         )
+
+    async def _enqueue(self, requests: list[dict[str, Any]]) -> list[AsyncJob]:
+        """The jobs of requests. If Redis hangs, the submit goes on in its thread after the reply,
+        and its jobs are withdrawn when they are in Redis."""
+        submit: Any = self.client.submit_many  # checks the requests
+        submitting: asyncio.Task[list[AsyncJob]] = asyncio.create_task(submit(requests))
+        try:
+            return await in_time(asyncio.shield(submitting))
+        except JobError:
+            if not submitting.done():
+                late = asyncio.create_task(self._withdraw(submitting, requests))
+                self._late.add(late)
+                late.add_done_callback(self._late.discard)
+            raise
+
+    async def _withdraw(
+        self, submitting: asyncio.Task[list[AsyncJob]], requests: list[dict[str, Any]]
+    ) -> None:
+        """Cancel jobs whose client was told that there are none. Those that it has named stay: it
+        may have sent them again."""
+        with suppress(JobError):
+            for job, request in zip(await submitting, requests, strict=True):
+                if not any((request.get("job") or {}).get(name) is not None for name in NAMES):
+                    await self.cancel(job)
 
     async def cancel(self, job: AsyncJob[Any, Any]) -> None:
         """Its client has gone. A process that is stopping has closed the connection itself."""

@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from jobs.api.via import HEADER, LOOP, from_header
 from jobs.gateway.failures import HttpError
+from jobs.gateway.redis_waits import in_time
 from jobs.store.connection.protocol import Connection, run_async
 from jobs.store.queue_id import queue_id
 
@@ -15,7 +16,9 @@ from jobs.store.queue_id import queue_id
 async def refuse_loop(request: Request, connection: Connection) -> None:
     """Raises HttpError for a request that has passed the queue of this gateway."""
     value = request.headers.get(HEADER)
-    if value is not None and await run_async(queue_id(), connection) in from_header(value):
+    if value is None:
+        return
+    if await in_time(run_async(queue_id(), connection)) in from_header(value):
         raise HttpError(
             400,
             "the request is from the queue of this gateway, and would come back to it without end: "

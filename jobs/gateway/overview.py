@@ -18,6 +18,7 @@ from redis import RedisError
 from jobs.client.client import Client
 from jobs.errors import JobError
 from jobs.gateway.failures import SHOWN as SHOWN_CHARACTERS
+from jobs.gateway.redis_waits import HANG_SECONDS
 from jobs.gateway.run_progress import RunProgress, RunReader
 from jobs.gateway.served import Model, models_of
 from jobs.gateway.settings import Settings
@@ -33,7 +34,6 @@ from jobs.store.snapshot import Snapshot, read_snapshot
 from jobs.store.worker_status import WatchedWorker, WorkerStatus
 
 READ_SECONDS = 1.5  # between two reads
-WAIT_SECONDS = 10.0  # for Redis
 NEWEST = 100  # jobs that run, and that have ended, of all tenants, that are looked at
 SHOWN_JOBS = 10  # of each of these, for one tenant
 SHOWN_RUNS = 12
@@ -59,7 +59,7 @@ class Overview:
 
     def __init__(self, settings: Settings) -> None:
         self._client = Client(settings.redis_url)
-        limit_waits(self._client.redis, WAIT_SECONDS)
+        limit_waits(self._client.redis, HANG_SECONDS)
         self._runs = RunReader(Results(settings.results))
         self._lock = asyncio.Lock()
         self._next_read = 0.0
@@ -89,7 +89,7 @@ class Overview:
         return Look(time.time(), snapshot, models, running, ended, runs)
 
     def _jobs(self, states: tuple[Status, ...]) -> list[FoundJob]:
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + HANG_SECONDS
         steps = collect(newest_jobs(Selection(states), NEWEST, deadline), lambda one: one)
         try:
             return run_sync(steps, self._client.connection)

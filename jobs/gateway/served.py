@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jobs.api.wire import describe
 from jobs.gateway.failures import SHOWN, HttpError
-from jobs.gateway.redis_reads import read_soon
+from jobs.gateway.redis_waits import read_soon
 from jobs.operations import CHAT
 from jobs.store.connection.protocol import Connection
 from jobs.store.worker_status import WorkerStatuses, funcs_of, statuses_as_steps

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError
 from jobs.gateway.failures import RETRY_SECONDS, HttpError
-from jobs.gateway.redis_reads import read_soon
+from jobs.gateway.redis_waits import read_soon
 from jobs.gateway.served import Model
 from jobs.store.connection.protocol import Connection
 from jobs.store.damage import Damage, Reports

@@ -5,7 +5,6 @@ maxmemory-policy may change at any time, and a fail-over leads to a server with 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -49,16 +48,15 @@ class EvictionCheck:
     """Refuses submits while Redis may evict keys. May be shared by threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._next_look = 0.0  # monotonic
 
     def require(self, redis: Redis) -> None:
-        """Raises JobError if keys may be evicted, and redis.RedisError. Looks once in
-        CHECK_SECONDS; each time while they may be."""
-        with self._lock:
-            now = time.monotonic()
-            if now < self._next_look:
-                return
-            if reason := read_eviction(redis):
-                raise JobError("unavailable", reason)
-            self._next_look = now + CHECK_SECONDS
+        """Raises JobError if keys may be evicted, and redis.RedisError. Looks again after
+        CHECK_SECONDS; each time while they may be. No thread waits for the look of another one,
+        which a server that hangs does not answer."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        if reason := read_eviction(redis):
+            raise JobError("unavailable", reason)
+        self._next_look = now + CHECK_SECONDS

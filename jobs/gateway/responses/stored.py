@@ -11,6 +11,7 @@ from jobs.client.job import AsyncJob
 from jobs.errors import JobError, invalid
 from jobs.gateway.failures import SHOWN, HttpError
 from jobs.gateway.gateway import Gateway
+from jobs.gateway.redis_waits import in_time
 from jobs.gateway.responses.answers import ended, finished
 from jobs.gateway.responses.asked import Asked, job_of_response
 from jobs.gateway.tenants import Tenant
@@ -94,7 +95,7 @@ class StoredResponses:
             running = status is Status.STARTED or not found.asked.response["background"]
             return {**found.asked.response, "status": "in_progress" if running else "queued"}
         try:
-            return finished(found.asked, await found.job.result())
+            return finished(found.asked, await in_time(found.job.result()))
         except JobError as error:
             if status is Status.FINISHED:
                 raise
@@ -102,7 +103,7 @@ class StoredResponses:
 
     async def cancel(self, tenant: Tenant, found: Found) -> Found:
         """Cancel its job, and wait until it has ended."""
-        if not await found.job.cancel():
+        if not await in_time(found.job.cancel()):
             return await self.find(tenant, found.asked.response["id"])
         with suppress(JobError):
             await found.job.result(STOP_SECONDS)
@@ -129,7 +130,7 @@ class StoredResponses:
         if not found.state.status.over:
             raise invalid(f"{name}: {id} has no answer yet: wait until it is completed", name)
         try:
-            answer = (await found.job.result()).choices[0].message.to_dict()
+            answer = (await in_time(found.job.result())).choices[0].message.to_dict()
         except JobError as error:
             if error.code == "unavailable":
                 raise
@@ -140,7 +141,7 @@ class StoredResponses:
         return [*found.state.request["messages"][first:], answer]
 
     async def _run(self, steps: Any) -> Any:
-        return await run_async(steps, self._gateway.client.connection)
+        return await in_time(run_async(steps, self._gateway.client.connection))
 
 
 def _unknown(id: str) -> HttpError:

@@ -9,7 +9,7 @@ from starlette.routing import Route
 from jobs.gateway.failures import JsonReply
 from jobs.gateway.gateway import Gateway
 from jobs.gateway.metrics import GatewayCollector
-from jobs.gateway.redis_reads import read_soon
+from jobs.gateway.redis_waits import read_soon
 from jobs.metrics_page import MetricsPage
 from jobs.store.connection.protocol import ping
 

@@ -32,9 +32,14 @@ from jobs.store.damage import Damaged
 URL_VARIABLE = "CHATJOBS_REDIS_URL"
 DEFAULT_URL = "redis://localhost:6379/0"
 
-SOCKET_SECONDS = 10.0  # without a reply the connection is dead; longer than any blocking command
+# Without a reply for so long a command fails, and is not sent again: a server that hangs would keep
+# the next one waiting as long. Blocking commands have their own time in addition.
+SOCKET_SECONDS = 10.0
 CONNECT_SECONDS = 5.0
-RETRIES = 3  # of one command, within about a second; `retry` of protocol.py goes on longer
+# Of one command whose connection is lost, within about a second; `retry` of protocol.py goes on
+# longer, also after a command without a reply.
+RETRIES = 3
+LOST = (redis.ConnectionError,)
 MAX_CONNECTIONS = 10_000  # each waiting `result` and each followed stream uses one
 
 WRONG_TYPE = "; another program has written a key of chatjobs, which chatjobs status may name"
@@ -74,7 +79,7 @@ def connect(url: str | None = None) -> redis.Redis:
     check_url(url)
     scheme = url.partition(":")[0]
     options = _limits(scheme)
-    options["retry"] = Retry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES)
+    options["retry"] = Retry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES, LOST)
     options["connection_class"] = transport.SYNC.get(scheme)
     try:
         if (parsed := SentinelURL.parse(url)) is not None:
@@ -96,7 +101,7 @@ def connect_async(url: str | None = None) -> redis.asyncio.Redis:
     check_url(url)
     scheme = url.partition(":")[0]
     options = _limits(scheme)
-    options["retry"] = AsyncRetry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES)
+    options["retry"] = AsyncRetry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES, LOST)
     options["connection_class"] = transport.ASYNC.get(scheme)
     try:
         if (parsed := SentinelURL.parse(url)) is not None:

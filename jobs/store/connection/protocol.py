@@ -35,7 +35,7 @@ from jobs.store.damage import Damage, Damaged, type_of, typed_wrongly
 T = TypeVar("T")
 U = TypeVar("U")
 
-RECONNECT_SECONDS = 30.0  # how long `retry` tries while Redis can't be reached
+RECONNECT_SECONDS = 30.0  # how long `retry` tries while Redis can't be reached, or does not reply
 PAUSE_SECONDS = 0.2  # between two tries
 READS_PER_SECOND = 1000  # of the states of jobs of which no message comes, in one client
 
@@ -129,20 +129,19 @@ def sleep(seconds: float) -> Call:
 
 
 def retry(call: Call, deadline: float | None = None) -> Steps[Any]:
-    """The reply to `call`, tried again while Redis can't be reached.
+    """The reply to `call`, tried again while Redis can't be reached, or does not reply.
 
-    Raises the Redis error RECONNECT_SECONDS after the first failure, or at `deadline` (of
+    Raises the Redis error RECONNECT_SECONDS after the first try has begun, or at `deadline` (of
     time.monotonic). Only for calls that may run twice.
     """
-    give_up: float | None = None
+    give_up = time.monotonic() + RECONNECT_SECONDS
+    if deadline is not None:
+        give_up = min(give_up, deadline)
     while True:
         try:
             return (yield call)
         except (redis.ConnectionError, redis.TimeoutError) as error:
-            now = time.monotonic()
-            give_up = give_up or now + RECONNECT_SECONDS
-            hopeless = isinstance(error, redis.AuthenticationError)
-            if hopeless or now > min(give_up, deadline or give_up):
+            if isinstance(error, redis.AuthenticationError) or time.monotonic() > give_up:
                 raise
         yield sleep(PAUSE_SECONDS)
 

@@ -42,12 +42,8 @@ def ask(
     """The reply to one request. `client`: makes the AsyncClient."""
 
     async def main() -> httpx2.Response:
-        async with _app(client, settings) as app:
-            transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-            async with httpx2.AsyncClient(
-                transport=transport, base_url="http://localhost", timeout=None
-            ) as http:
-                return await http.request(method, path, **call)
+        async with app_over(client, settings) as app, client_of(app) as http:
+            return await http.request(method, path, **call)
 
     reply = asyncio.run(main())
     described.check(method, path, call, reply)
@@ -59,11 +55,18 @@ def app_of(
 ) -> AbstractAsyncContextManager[ASGIApp]:
     """The application over a worker, which serves the model `any`."""
     publish_worker(worker.client(), "any")
-    return _app(worker.async_client, settings)
+    return app_over(worker.async_client, settings)
+
+
+def client_of(app: ASGIApp) -> httpx2.AsyncClient:
+    """An HTTP client of an application."""
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    return httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
 
 
 @asynccontextmanager
-async def _app(client: Any, settings: dict[str, Any] | None) -> AsyncIterator[ASGIApp]:
+async def app_over(client: Any, settings: dict[str, Any] | None = None) -> AsyncIterator[ASGIApp]:
+    """The application over a client of Redis, which `client` makes."""
     connected: AsyncClient = client()
     async with connected:
         gateway = Gateway(Settings(**SETTINGS | (settings or {})), connected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from jobs.client.aio import AsyncClient
-from jobs.gateway import redis_reads
+from jobs.gateway import redis_waits, served
 from jobs.store.job_state import Status
+from tests.jobs.conftest import publish_worker
 from tests.jobs.gateway.conftest import GatewayProcess, Start, chat
-from tests.jobs.gateway.in_process import ask
+from tests.jobs.gateway.in_process import app_over, ask, client_of
 from tests.servers import BINARIES, Server
 from tests.waiting import wait_until
 from tests.worker.site import Site
@@ -156,10 +158,56 @@ def test_redis_that_is_away_is_said_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_redis_that_hangs_is_said_in_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connections stay open, and their clients would wait for each command several times."""
-    monkeypatch.setattr(redis_reads, "HANG_SECONDS", 0.5)
+    """The connections to it stay open, and nothing else ends a wait for a reply."""
+    monkeypatch.setattr(redis_waits, "HANG_SECONDS", 0.5)
+    monkeypatch.setattr(served, "READ_SECONDS", 3600.0)  # the models are known
+    publish_worker(site.client, "any")
+    url = f"{site.url}{'&' if '?' in site.url else '?'}socket_timeout=3600"
+
+    async def main() -> None:
+        async with app_over(lambda: AsyncClient(url)) as app, client_of(app) as http:
+            body = {"model": "any", "input": "hello", "background": True}
+            id = (await http.post("/v1/responses", json=body)).json()["id"]
+            named: dict[str, Any] = {**chat(), "model": "any", "job": {"id": "named"}}
+            response = {"model": "any", "input": "y"}
+            asked: list[tuple[str, str, Any]] = [
+                ("GET", "/health", None),
+                ("GET", "/v1/chat/completions/" + id.removeprefix("resp_"), None),
+                ("GET", "/v1/responses/" + id, None),
+                ("DELETE", "/v1/responses/" + id, None),
+                ("POST", "/v1/responses/" + id + "/cancel", None),
+                ("POST", "/v1/responses", response),
+                ("POST", "/v1/responses", {**response, "previous_response_id": id}),
+                ("POST", PATH, named),
+                ("POST", PATH, {**chat(), "model": "any"}),
+                ("POST", "/v1/completions", {"model": "any", "prompt": ["x", "y"]}),
+            ]
+            with site.paused_server():
+                for method, path, content in asked:
+                    reply = await http.request(method, path, json=content)
+                    error = reply.json()["error"]
+                    assert (path, reply.status_code, error["code"]) == (path, 503, "unavailable")
+                    assert reply.headers["retry-after"] == "2"
+
+            def states() -> list[str]:
+                jobs = [key.decode().removeprefix("rq:job:") for key in site.redis.keys("rq:job:*")]
+                return sorted(site.client.job(job).status() for job in jobs)
+
+            # What was on its way to Redis is withdrawn, but for the job that its client has named.
+
+            withdrawn = ["cancelled"] * 3 + ["queued"] * 2
+            await asyncio.to_thread(wait_until, lambda: states() == withdrawn)
+            assert site.client.job("named").status() is Status.QUEUED
+
+    asyncio.run(main())
+
+
+def test_models_of_a_redis_that_hangs_are_no_unknown_ones(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_waits, "HANG_SECONDS", 0.5)
     with site.paused_server():
-        for path in ("/health", "/v1/models", "/tokenizer_info"):
+        for path in ("/v1/models", "/tokenizer_info"):
             reply = ask(lambda: AsyncClient(site.url), "GET", path)
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
             assert reply.headers["retry-after"] == "2"

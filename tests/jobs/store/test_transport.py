@@ -5,21 +5,77 @@ from __future__ import annotations
 import inspect
 import tomllib
 from asyncio import run
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from packaging.requirements import Requirement
-from redis import asyncio, connection, sentinel
+from redis import Redis, TimeoutError, asyncio, connection, sentinel
 from redis.asyncio import connection as async_connection
 from redis.asyncio import sentinel as async_sentinel
 from redis.client import Pipeline
 
-from jobs.store.connection.connect import connect, connect_async
+from jobs.store.connection import protocol
+from jobs.store.connection.connect import SOCKET_SECONDS, connect, connect_async
+from jobs.store.connection.protocol import PAUSE_SECONDS, command, retry
 
 SCRIPT = "return ARGV[1]"
 OTHER = "return {ARGV[1]}"
+
+
+@pytest.fixture
+def no_writes(redis_url: str) -> Iterator[Redis]:
+    """A client of a server that replies to commands that write later."""
+    with connect(redis_url) as redis:
+        redis.execute_command("CLIENT", "PAUSE", 3_600_000, "WRITE")
+        try:
+            yield redis
+        finally:
+            redis.execute_command("CLIENT", "UNPAUSE")
+
+
+def test_a_command_without_a_reply_is_not_sent_again(no_writes: Redis, redis_url: str) -> None:
+    """A server that hangs would keep each of the next ones waiting as long."""
+    url = f"{redis_url}{'&' if '?' in redis_url else '?'}socket_timeout=0.2"
+
+    def increment() -> None:
+        with connect(url) as client:
+            client.incr("x")
+
+    def enqueue() -> None:
+        with connect(url) as client:
+            client.pipeline(transaction=False).incr("x").execute()
+
+    async def increment_async() -> None:
+        async with connect_async(url) as client:
+            await client.incr("x")
+
+    for call in (increment, enqueue, lambda: run(increment_async())):
+        before = no_writes.info("stats")["total_connections_received"]
+        with pytest.raises(TimeoutError):
+            call()
+        assert no_writes.info("stats")["total_connections_received"] == before + 1
+
+
+def test_reads_are_tried_again_for_half_a_minute_from_their_first_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long each try waits for a reply."""
+    now = 1000.0
+    monkeypatch.setattr(protocol, "time", SimpleNamespace(monotonic=lambda: now))
+    steps, tries = retry(command("get", "x")), 0
+    call: Any = next(steps)
+    with pytest.raises(TimeoutError):
+        while True:
+            tries += 1
+            now += SOCKET_SECONDS
+            steps.throw(TimeoutError("no reply"))
+            now += PAUSE_SECONDS
+            call = next(steps)
+    assert (tries, call.name) == (3, "get")
 
 
 @pytest.mark.parametrize("raise_on_error", [True, False])
