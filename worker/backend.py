@@ -41,6 +41,7 @@ class ModelInfo:
     engine_version: str | None
     torch_version: str | None
     cuda_version: str | None
+    takes_templates: bool = False  # of requests
 
     @property
     def described(self) -> str:

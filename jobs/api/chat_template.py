@@ -6,8 +6,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from jobs.errors import InvalidRequest, invalid
 from jobs.sizes import counted
 
+FIELD = "chat_template"  # of a request
 MAX_CHARACTERS = 2**16
 
 
@@ -21,6 +23,16 @@ def checked_template(text: str) -> str:
             "give a shorter one"
         )
     return text
+
+
+def not_taken(model: str) -> InvalidRequest:
+    """The error of a request with a template, for a model whose workers do not all take one: any of
+    them may get the job."""
+    return invalid(
+        f"{FIELD}: the model {model} takes no template of a request here: put it into the model's "
+        "folder, or start all workers of the model with --trust-request-chat-template",
+        FIELD,
+    )
 
 
 def template_hash(sources: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ from jobs.api.params import SessionFields
 from jobs.client.chat_completions import Chat
 from jobs.client.job import Job, Q, R, ScoreJob, kept_requests
 from jobs.client.run import Run
-from jobs.client.serving import ServingCheck
+from jobs.client.serving import ServingCheck, refused_templates
 from jobs.client.session import Session
 from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
 from jobs.errors import JobError
@@ -109,7 +109,10 @@ class Client:
         Raises JobError if none can be enqueued. `by_custom_id`: custom_id identifies the rows of
         those that have one."""
         self._eviction.require(self.redis)
-        found = enqueue(self.redis, requests, self._result_ttl, by_custom_id=by_custom_id)
+        refused = refused_templates(self.redis, requests)
+        taken = [one for number, one in enumerate(requests) if number not in refused]
+        enqueued = iter(enqueue(self.redis, taken, self._result_ttl, by_custom_id=by_custom_id))
+        found = [refused.get(number) or next(enqueued) for number in range(len(requests))]
         if self.serving is not None:
             new = zip(requests, found, strict=True)
             self.serving.warn(

@@ -1,15 +1,20 @@
-"""Sentences about models that no running worker serves, and the warning about a job for one."""
+"""Sentences about models that no running worker serves, the warning about a job for one, and the
+errors of requests that no worker of their model would take."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from redis import Redis, RedisError
 
 from jobs.api.caller import warn_caller
+from jobs.api.chat_template import not_taken
+from jobs.api.request import ChatRequest
+from jobs.errors import JobError
+from jobs.operations import Request
 from jobs.store.worker_status import WorkerStatuses, funcs_of, read_statuses
 
 NAMED = 10  # served models in a sentence
@@ -18,6 +23,24 @@ CHECK_SECONDS = 5.0  # between two reads of the workers, by one client
 
 class NobodyServes(UserWarning):
     """A job was submitted for a model that no running worker serves: it waits until one does."""
+
+
+def refused_templates(redis: Redis, requests: Sequence[Request]) -> dict[int, JobError]:
+    """The errors of requests whose chat template the workers of their models do not take, by their
+    numbers. Reads the workers only if one has a template."""
+    models = {
+        number: request.model
+        for number, request in enumerate(requests)
+        if isinstance(request, ChatRequest) and request.chat_template is not None
+    }
+    if not models:
+        return {}
+    workers = read_statuses(redis)
+    return {
+        number: not_taken(model)
+        for number, model in models.items()
+        if not workers.take_templates(model)
+    }
 
 
 def nobody_takes(model: str, func: str, workers: WorkerStatuses) -> str:

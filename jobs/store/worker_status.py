@@ -112,6 +112,7 @@ class ServingStatus(TypedDict):
     versions: NotRequired[dict[str, VersionStatus]]  # by name
     tokenizers: NotRequired[dict[str, str]]  # fingerprints in Redis, by name
     contexts: NotRequired[dict[str, Integer]]  # tokens of a sequence, by name
+    templates: NotRequired[dict[str, bool]]  # whether requests may bring their own, by name
     states: NotRequired[dict[str, str]]  # of the models under a budget
     closed: NotRequired[list[str]]  # names for which it claims no jobs now
     failing: NotRequired[list[str]]  # names of models whose last loads have failed
@@ -190,6 +191,11 @@ class WorkerStatuses(NamedTuple):
     def serve(self, model: str, func: str) -> int:
         """Number of running workers that take the jobs of a function for a model."""
         return sum(model in one["names"] and func in funcs_of(one) for one in self.running)
+
+    def take_templates(self, model: str) -> bool:
+        """False if a running worker of a model takes no chat template of a request, and says so: it
+        may get the job, whatever the others do."""
+        return all(one.get("templates", {}).get(model, True) for one in self.running)
 
     def versions(self, model: str) -> dict[str, ModelVersion]:
         """The version of a model that each running worker serves, by the worker's name, as far as

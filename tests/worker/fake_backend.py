@@ -259,6 +259,7 @@ class FakeBackend:
             raise JobError("unsupported_model", f"{reference} can't be loaded")
         info: dict[str, Any] = dict.fromkeys(ModelInfo.__dataclass_fields__, "fake")
         info |= {"parameters": 1, "weight_bytes": 1, "context_length": self._context}
+        info["takes_templates"] = spec.trust_request_chat_template
         info |= {"name": reference.rpartition("/")[2], "reference": reference}
         self.resident[info["name"]] = self._reserved.pop(reference, 100)
         self.peak_bytes = max(self.peak_bytes, sum(self.resident.values()))

@@ -262,7 +262,7 @@ def load(
 
     def loaded(model: Model) -> LoadedModel:
         return LoadedModel(
-            info=_info(checked, fingerprint),
+            info=_info(checked, fingerprint, spec),
             source=source,
             model=model,
             device=device.torch,
@@ -374,7 +374,7 @@ def _fingerprint(of_files: str, checked: Preflight) -> str:
     return hashlib.sha256(changed.encode()).hexdigest()[:32]
 
 
-def _info(checked: Preflight, fingerprint: str) -> ModelInfo:
+def _info(checked: Preflight, fingerprint: str, spec: ModelSpec) -> ModelInfo:
     source, template = checked.model.source, checked.model.template
     return ModelInfo(
         name=source.name,
@@ -394,6 +394,7 @@ def _info(checked: Preflight, fingerprint: str) -> ModelInfo:
         engine_version=_version(),
         torch_version=torch.__version__,
         cuda_version=torch.version.cuda,
+        takes_templates=spec.trust_request_chat_template,
     )
 
 

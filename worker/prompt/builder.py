@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from jobs.api.chat_template import not_taken
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from worker.backend import TooLong
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.prompt.encoder import Around, PromptEncoder
-from worker.prompt.request_template import FIELD, RequestTemplates
+from worker.prompt.request_template import RequestTemplates
 from worker.prompt.template import NO_TEMPLATE, ChatTemplate
 from worker.prompt.template_inputs import before_mark, messages_for, variables_for
 from worker.prompt.trim_turns import answer_room, build_newest
@@ -129,12 +130,7 @@ class PromptBuilder:
         """The one that the request brings, or that of the model. Raises JobError."""
         if request.chat_template is not None:
             if self._of_requests is None:
-                raise invalid(
-                    f"{FIELD}: the worker of model {self._model} takes no template of a request: "
-                    "put it into the model's folder, or start the worker with "
-                    "--trust-request-chat-template",
-                    FIELD,
-                )
+                raise not_taken(self._model)
             return self._of_requests.of(request.chat_template)
         if self._template is None:
             raise JobError("unsupported_model", f"model {self._model} {NO_TEMPLATE}")

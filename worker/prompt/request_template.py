@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache, lru_cache
 
+from jobs.api.chat_template import FIELD
 from worker.prompt.sandbox import Sandbox
 from worker.prompt.template import ChatTemplate
 
-FIELD = "chat_template"
 KEPT = 32  # of one model
 
 

@@ -112,6 +112,13 @@ class Served(Mapping[str, str]):
         return {name: self._infos[own].context_length for name, own in self.open_names.items()}
 
     @property
+    def templates(self) -> dict[str, bool]:
+        """Whether requests may bring a chat template, by each name of the models that were
+        loaded."""
+        known = {name: self._infos.get(own) for name, own in self._by_name.items()}
+        return {name: info.takes_templates for name, info in known.items() if info is not None}
+
+    @property
     def refused_names(self) -> dict[str, str]:
         """The own name of each model whose jobs are claimed to fail, by each name."""
         return {name: own for name, own in self._by_name.items() if own in self._refused}

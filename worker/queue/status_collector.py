@@ -100,6 +100,7 @@ class StatusCollector:
             },
             "tokenizers": self._tokenizers(),
             "contexts": dict(self._models.contexts),
+            "templates": dict(self._models.templates),
             "funcs": sorted(self._backend.funcs),
             "started_at": self._started_at,
             "device": memory.device,

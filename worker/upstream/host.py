@@ -193,6 +193,7 @@ class UpstreamHost:
             reference=spec.reference,
             revision=None,
             family="upstream",
+            takes_templates=True,  # the server may refuse them
             parameters=0,
             weight_bytes=0,
             dtype="",

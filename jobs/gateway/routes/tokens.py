@@ -22,7 +22,7 @@ from jobs.gateway.tenants import Tenant
 # Fields of a chat that need what only its job has: the turns so far, or the room of a context.
 OF_JOBS = (
     *("job", "truncate", "truncate_prompt_tokens", "prompt_token_ids", "apply_chat_template"),
-    "chat_template",  # which only a worker knows to be taken or not
+    "chat_template",  # which is rendered only where a worker was told to
 )
 OF_TEXTS = {"model", "prompt", "add_special_tokens"}
 

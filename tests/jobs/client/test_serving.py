@@ -14,6 +14,7 @@ from jobs import AsyncClient, Client, NobodyServes, keys
 from jobs.api.params import RequestFields
 from jobs.cli import build
 from jobs.client import serving
+from jobs.errors import InvalidRequest
 from jobs.store.worker_status import WorkerStatus
 from tests.jobs.conftest import STATUS, publish_worker
 
@@ -69,6 +70,41 @@ def test_the_workers_are_read_once_in_some_seconds(
     assert "models served now: demo" in str(caught[3].message)
 
 
+@pytest.mark.parametrize(
+    ("workers", "is_taken"),
+    [
+        ([], True),  # it waits for a worker
+        ([True], True),
+        ([None], True),  # of a version that does not say it
+        ([False], False),
+        ([True, None], True),
+        ([True, False], False),  # either may get the job
+    ],
+)
+def test_a_template_is_taken_if_all_workers_of_its_model_take_one(
+    client: Client, workers: list[bool | None], is_taken: bool
+) -> None:
+    said: list[Any] = [{"templates": {"other": one}} if one is not None else {} for one in workers]
+    statuses = [{**STATUS, "names": ["other", "more"], **one} for one in said]
+    statuses.append({**STATUS, "names": ["demo"], "templates": {"demo": False}})
+    for number, status in enumerate(statuses):
+        client.redis.zadd(keys.WORKERS, {f"w{number}": 1})
+        client.redis.set(keys.worker(f"w{number}"), json.dumps({**status, "name": f"w{number}"}))
+    brings: RequestFields = {**REQUEST, "chat_template": "{{ messages }}"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NobodyServes)
+        assert client.submit(REQUEST).status() == "queued"
+        if is_taken:
+            assert client.submit(brings).status() == "queued"
+            return
+        with pytest.raises(InvalidRequest, match="the model other takes no template") as caught:
+            client.submit(brings)
+        assert (caught.value.code, caught.value.param) == ("invalid_request", "chat_template")
+        assert "--trust-request-chat-template" in caught.value.message
+        with pytest.raises(InvalidRequest, match=r"request 1: chat_template: .* 2 of 3 requests"):
+            client.submit_many([REQUEST, brings, REQUEST])
+
+
 def test_asyncio_warns_in_the_line_of_the_caller(client: Client, redis_url: str) -> None:
     async def main() -> None:
         async with AsyncClient(redis_url) as aclient:
@@ -94,6 +130,7 @@ def test_asyncio_warns_in_the_line_of_the_caller(client: Client, redis_url: str)
         *(json.dumps({**STATUS, "versions": one}) for one in ("x", ["m"], {"m": "m"}, {"m": {}})),
         json.dumps({**STATUS, "versions": {"m": {"model_fingerprint": "f", "dtype": 3}}}),
         *(json.dumps({**STATUS, "contexts": one}) for one in ("x", ["m"], {"m": "4"})),
+        *(json.dumps({**STATUS, "templates": one}) for one in ("x", ["m"], {"m": 1})),
     ],
 )
 def test_a_foreign_value_of_a_worker_stops_no_submit(

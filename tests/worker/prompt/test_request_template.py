@@ -97,7 +97,7 @@ def test_a_template_that_no_worker_takes_is_refused_at_once(
 
 def test_a_worker_takes_templates_only_if_it_was_told_to(folder: Path) -> None:
     engine = Engine.load(str(folder), device="cpu")
-    with pytest.raises(InvalidRequest, match=r"chat_template: the worker of model .* takes no"):
+    with pytest.raises(InvalidRequest, match=r"chat_template: the model .* takes no template"):
         engine.chat(request(SIMPLE, max_tokens=1))
     engine.close()
     engine = Engine.load(str(folder), device="cpu", trust_request_chat_template=True)
