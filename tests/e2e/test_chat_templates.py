@@ -1,20 +1,27 @@
-"""A model without a chat template: said before the first job, with remedies that work."""
+"""A model without a chat template: said before the first job, with remedies that work. And the
+template of a request, which workers take if their command line says so."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from jobs import ChatRequest, JobError
+from jobs import AsyncClient, ChatRequest, JobError
+from jobs.api.chat_template import not_taken, template_hash
 from jobs.cli import build
+from jobs.store.worker_status import read_workers
+from tests.jobs.gateway.in_process import ask
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.gguf.converter import convert
+from tests.worker.site import PATIENCE, Site, wait_until
+from tests.worker.sources import read_tokenizer
 from tests.worker.templates import CHATML
 from worker import Engine
 
@@ -93,3 +100,53 @@ def test_a_worker_warns_when_it_starts(redis_url: str, tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert (f"WARNING worker.host.engine_host: bare {MISSING}" in done.stderr) is warned
+
+
+@contextmanager
+def running(site: Site, folder: Path, *options: str) -> Iterator[None]:
+    """A worker of this command line, until the end of the block."""
+    words = ("work", "-m", str(folder), "--redis", site.url, "--results", str(site.folder))
+    worker = subprocess.Popen([COMMAND, *words, "--device", "cpu", *options])
+    try:
+        wait_until(lambda: read_workers(site.redis) or worker.poll() is not None)
+        yield
+        worker.terminate()
+        assert worker.wait(PATIENCE) == 0
+        wait_until(lambda: not read_workers(site.redis))
+    finally:
+        worker.kill()
+        worker.wait(PATIENCE)
+
+
+def test_the_template_of_a_request_is_rendered_by_workers_that_were_told_to(
+    site: Site, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path / "m", num_hidden_layers=1)
+    template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    request = {**REQUEST.to_dict(), "chat_template": template}
+    refusal = not_taken("m").message
+
+    waiting = site.client.submit(request)
+    with running(site, folder):
+        with pytest.raises(JobError) as late:
+            waiting.result(timeout=PATIENCE)
+        with pytest.raises(JobError) as early:
+            site.client.submit(request)
+        assert [one.value.message for one in (late, early)] == [refusal, refusal]
+        path = "/v1/chat/completions"
+        reply = ask(lambda: AsyncClient(site.url), "POST", path, json=request)
+        assert reply.status_code == 400
+        assert (reply.json()["error"]["message"], reply.json()["error"]["param"]) == (
+            refusal,
+            "chat_template",
+        )
+
+    with running(site, folder, "--trust-request-chat-template"):
+        plain, job = site.client.submit(REQUEST), site.client.submit(request)
+        site.client.gather(plain, job, timeout=PATIENCE)
+        site.client.wait_for_rows([plain, job], timeout=PATIENCE)
+    own, brought = site.row(plain), site.row(job)
+    assert brought["prompt_token_ids"] == read_tokenizer(folder).encode("<Hi>")
+    assert brought["chat_template_hash"] == template_hash({"default": template})
+    assert own["prompt_token_ids"] != brought["prompt_token_ids"]
+    assert own["chat_template_hash"] != brought["chat_template_hash"]
