@@ -120,7 +120,7 @@ def _byte_level(style: Style) -> Tokenizer:
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     elif style == "llama3":
         tokenizer.post_processor = processors.Sequence(
-            [processors.ByteLevel(trim_offsets=False), _begin_with(tokenizer, "<|begin_of_text|>")]
+            [processors.ByteLevel(trim_offsets=False), begin_with(tokenizer, "<|begin_of_text|>")]
         )
     return tokenizer
 
@@ -149,12 +149,12 @@ def _sentencepiece(style: Style) -> Tokenizer:
             [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
         )
         tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-        tokenizer.post_processor = _begin_with(tokenizer, "<s>")
+        tokenizer.post_processor = begin_with(tokenizer, "<s>")
     else:
         tokenizer.normalizer = normalizers.Replace(" ", "▁")
         tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
         tokenizer.decoder = decoders.Sequence(steps)
-        tokenizer.post_processor = _begin_with(tokenizer, "<bos>")
+        tokenizer.post_processor = begin_with(tokenizer, "<bos>")
     return tokenizer
 
 
@@ -179,7 +179,7 @@ def _add_tokens(tokenizer: Tokenizer, style: Style) -> None:
     )
 
 
-def _begin_with(tokenizer: Tokenizer, token: str) -> processors.TemplateProcessing:
+def begin_with(tokenizer: Tokenizer, token: str) -> processors.TemplateProcessing:
     return processors.TemplateProcessing(
         single=f"{token} $A",
         pair=f"{token} $A {token}:1 $B:1",

@@ -27,6 +27,7 @@ from tests.waiting import wait_until
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.gguf.converter import convert
 from tests.worker.site import Site
+from tests.worker.tokenizers import begin_with, make_tokenizer
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
@@ -91,6 +92,32 @@ def test_counts_are_those_of_the_jobs(http: httpx2.Client) -> None:
                 assert tokenized(http, **body)["count"] == job["usage"]["prompt_tokens"]
     limits = {one["id"]: one["max_model_len"] for one in models_of(http)}
     assert tokenized(http, model="m", prompt="x")["max_model_len"] == limits["m"]
+
+
+def test_a_prompt_begins_with_special_tokens_unless_told_otherwise(
+    site: Site, start: Start, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path / "b", num_hidden_layers=1)
+    tokenizer = make_tokenizer("qwen")
+    tokenizer.post_processor = begin_with(tokenizer, "<|endoftext|>")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    site.worker(real=True, lease_seconds=12, models=[str(folder)])
+    wait_for_tokenizer(site, "b")
+    first, *rest = tokenizer.encode("What is 17 + 25?").ids
+    assert first == tokenizer.token_to_id("<|endoftext|>")
+    with start().http() as http:
+        for fields, expected in (
+            ({}, [first, *rest]),
+            ({"add_special_tokens": None}, [first, *rest]),
+            ({"add_special_tokens": True}, [first, *rest]),
+            ({"add_special_tokens": False}, rest),
+        ):
+            body = {"model": "b", "prompt": "What is 17 + 25?", **fields}
+            assert tokenized(http, **body)["tokens"] == expected
+            job = http.post("/v1/completions", json={**body, "max_tokens": 1}).json()
+            assert job["usage"]["prompt_tokens"] == len(expected)
+        wrong = http.post("/tokenize", json={**body, "add_special_tokens": "no"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "add_special_tokens")
 
 
 def test_a_prompt_of_any_length_is_counted(http: httpx2.Client) -> None:
@@ -159,7 +186,7 @@ def test_wrong_requests_are_refused_by_field(http: httpx2.Client) -> None:
 
 
 def test_a_template_of_a_request_is_left_to_jobs(http: httpx2.Client) -> None:
-    """The gateway does not know whether a worker takes it."""
+    """Only a worker that was told to renders it."""
     asked = {"model": "m", "messages": QUESTION, "chat_template": "{{ messages }}"}
     error = http.post("/tokenize", json=asked).json()["error"]
     assert error["message"] == "chat_template: only a job has it: remove the field"
