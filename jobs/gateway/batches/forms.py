@@ -107,6 +107,7 @@ def _completion(body: dict[str, Any]) -> Body:
 def _completion_response(body: Body, answer: dict[str, Any], rows: Rows) -> dict[str, Any]:
     call = Call.read({name: value for name, value in body.items() if name != "background"})
     call = replace(call, echoes=[Echo.of(prompt, None) for prompt in call.prompts])
+    answer = _chat_response(body, answer, rows)
     return reply(call, rows[0]["job_id"], [ChatCompletion.model_validate(answer)])
 
 

@@ -59,12 +59,16 @@ def _choice(call: Call, number: int, completion: ChatCompletion, choice: Choice)
         echoed = "".join(tokens.tokens) if echo.first is not None and scored else echo.text
     if choice.logprobs is not None and not call.scores_only:
         tokens.add(choice.logprobs.content or ())
-    return {
+    reply = {
         "index": number * call.n + choice.index,
         "text": echoed + text,
         "logprobs": None if call.logprobs is None else tokens.to_dict(),
         "finish_reason": "length" if call.scores_only else choice.finish_reason,
     }
+    if call.token_ids:  # as vLLM has them, of an upstream as far as it sends them
+        reply["prompt_token_ids"] = completion.prompt_token_ids
+        reply["token_ids"] = [] if call.scores_only else choice.token_ids
+    return reply
 
 
 @dataclass(slots=True)

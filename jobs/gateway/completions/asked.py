@@ -17,7 +17,7 @@ MOST_LOGPROBS = 20
 
 NOT_OF_COMPLETIONS = (
     *("messages", "prompt_token_ids", "apply_chat_template", "prompt_logprobs"),
-    *("return_token_ids", "thinking_token_budget"),
+    "thinking_token_budget",
 )
 OF_PROMPT = ("messages", "prompt_token_ids")  # fields of a job that the prompt becomes
 
@@ -43,7 +43,8 @@ class Echo(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request: its prompts, and what its reply has. `scores_only`: no token is generated, though
-    the job of each prompt generates one. `echoes`: of the prompts, with `echo`."""
+    the job of each prompt generates one. `token_ids`: the reply has those of prompts and
+    answers. `echoes`: of the prompts, with `echo`."""
 
     model: str
     prompts: Sequence[Prompt]
@@ -54,6 +55,7 @@ class Call:
     scores_only: bool
     stream: bool
     usage: bool
+    token_ids: bool
     echoes: Sequence[Echo] = ()
 
     @classmethod
@@ -99,6 +101,7 @@ class Call:
             scores_only=tokens == 0,
             stream=stream,
             usage=wants_usage(body),
+            token_ids=rest.get("return_token_ids") is True,
         )
 
     def jobs(self) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ RESUME = of_header(
     "The last event that the client has seen: the stream goes on after it.",
     pattern=f"^({chat.EVENT_ID.pattern})?$",
 )
+TOKEN_IDS = ("prompt_token_ids", "token_ids")  # of choices, with return_token_ids
 ERRORS = frozenset(OF_JOBS)
 UNTIL_DONE: list[Schema] = [json_of("Error"), {"const": "[DONE]"}]
 
@@ -57,6 +58,7 @@ def _completions() -> dict[str, Schema]:
         "index": {"type": "integer"},
         "text": {"type": "string"},
         "logprobs": {"anyOf": [ref("CompletionLogprobs"), {"type": "null"}]},
+        **{one: {"type": ["array", "null"], "items": {"type": "integer"}} for one in TOKEN_IDS},
     }
     head: dict[str, Schema] = {
         "id": {"type": "string"},
@@ -85,7 +87,7 @@ def _completions() -> dict[str, Schema]:
 
 
 def _list_of(properties: dict[str, Schema]) -> Schema:
-    return {"type": "array", "items": object_of(properties)}
+    return {"type": "array", "items": object_of(properties, *TOKEN_IDS)}
 
 
 FAMILY = Family(

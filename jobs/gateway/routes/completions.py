@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from jobs.api.answer import Usage
-from jobs.api.chunk import ChatChunk
+from jobs.api.chunk import ChatChunk, ChunkChoice
 from jobs.client.job import AsyncJob
 from jobs.encoding import to_json
 from jobs.errors import InvalidRequest, JobError
@@ -86,26 +86,37 @@ async def _events(call: Call, jobs: Sequence[AsyncJob]) -> AsyncIterator[bytes]:
     """The streams of all jobs, as they come."""
     usages: list[Usage | None] = []
     beginning: dict[str, Any] = {}
-    offsets: dict[int, int] = {}
+    deltas = _Deltas(call)
     async with aclosing(_merged(jobs)) as chunks:
         async for number, chunk in chunks:
             beginning = head(jobs[0].id, chunk.created, call.model)
             if chunk.usage is not None:
                 usages.append(chunk.usage)
             if chunk.choices:
-                content = {**beginning, "choices": _deltas(call, number, chunk, offsets)}
+                content = {**beginning, "choices": deltas.of(number, chunk)}
                 yield event(to_json(content | ({"usage": None} if call.usage else {})))
     if call.usage:
         yield event(to_json({**beginning, "choices": [], "usage": usage_of(call, usages)}))
     yield DONE
 
 
-def _deltas(
-    call: Call, number: int, chunk: ChatChunk, offsets: dict[int, int]
-) -> list[dict[str, Any]]:
-    """The choices of a chunk. `offsets`: characters that each choice has had; it is updated."""
-    deltas = []
-    for choice in chunk.choices:
+class _Deltas:
+    """The choices in the chunks of a stream."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._offsets: dict[int, int] = {}  # characters that each choice has had
+        self._prompts: dict[int, list[int]] = {}  # token ids, by the number of the job
+        self._told: set[int] = set()  # choices that have had those of their prompt
+
+    def of(self, number: int, chunk: ChatChunk) -> list[dict[str, Any]]:
+        """Those in a chunk of the job with this number."""
+        if chunk.prompt_token_ids is not None:
+            self._prompts[number] = chunk.prompt_token_ids
+        return [self._delta(number, choice) for choice in chunk.choices]
+
+    def _delta(self, number: int, choice: ChunkChoice) -> dict[str, Any]:
+        call, offsets = self._call, self._offsets
         index = number * call.n + choice.index
         text = "" if call.scores_only else choice.delta.content or ""
         logprobs = None
@@ -117,15 +128,23 @@ def _deltas(
         if call.echo and index not in offsets:
             text = call.echoes[number].text + text
         offsets.setdefault(index, 0)
-        deltas.append(
-            {
-                "index": index,
-                "text": text,
-                "logprobs": logprobs,
-                "finish_reason": choice.finish_reason,
-            }
-        )
-    return deltas
+        delta = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": choice.finish_reason,
+        }
+        return delta | (self._token_ids(number, index, choice) if call.token_ids else {})
+
+    def _token_ids(self, number: int, index: int, choice: ChunkChoice) -> dict[str, Any]:
+        """As vLLM has them: those of the prompt in the first chunk of each choice."""
+        found: dict[str, Any] = {}
+        if index not in self._told and number in self._prompts:
+            self._told.add(index)
+            found["prompt_token_ids"] = self._prompts[number]
+        if choice.token_ids is not None:
+            found["token_ids"] = [] if self._call.scores_only else choice.token_ids
+        return found
 
 
 async def _merged(jobs: Sequence[AsyncJob]) -> AsyncGenerator[tuple[int, ChatChunk], None]:

@@ -207,7 +207,7 @@ def bodies_for(endpoint: str) -> dict[str, dict[str, Any]]:
         asks |= {
             "echoed": {"echo": True, "max_tokens": 3},
             "several": {"n": 2, "max_tokens": 2, "logprobs": 2},
-            "ids": {"prompt": [5, 6, 7], "stop": ["7"]},
+            "ids": {"prompt": [5, 6, 7], "stop": ["7"], "return_token_ids": True},
         }
     else:
         asks |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,25 @@ def test_chats_and_streams_are_those_of_openais_client(site: Site, start: Start)
     assert not any(hasattr(chunk, "prompt_token_ids") for chunk in later)
     streamed = (getattr(chunk.choices[0], "token_ids", []) for chunk in (first, *later))
     assert [*chain.from_iterable(streamed)] == told.choices[0].token_ids
+
+    prompts: Any = {"model": "demo", "prompt": ["1 + 1", "2 + 35"], "n": 2, "temperature": 0}
+    prompts |= {"max_tokens": 4, "extra_body": ids}
+    told = client.completions.create(**prompts)
+    first, _, other, _ = told.choices
+    assert first.prompt_token_ids and first.prompt_token_ids != other.prompt_token_ids
+    of_prompts: dict[int, list[int]] = {}
+    of_answers: dict[int, list[int]] = defaultdict(list)
+    for chunk in client.completions.create(**prompts, stream=True):
+        for one in chunk.choices:
+            if found := getattr(one, "prompt_token_ids", None):
+                assert one.index not in of_prompts
+                of_prompts[one.index] = found
+            of_answers[one.index] += getattr(one, "token_ids", None) or []
+    assert of_prompts == {one.index: one.prompt_token_ids for one in told.choices}
+    assert of_answers == {one.index: one.token_ids for one in told.choices}
+    scored: Any = {"echo": True, "max_tokens": 0, "extra_body": ids}
+    (none,) = client.completions.create(model="demo", prompt="1 + 1", **scored).choices
+    assert (none.prompt_token_ids, none.token_ids) == (first.prompt_token_ids, [])
 
     brief = client.chat.completions.create(**SUM, extra_body={"thinking_token_budget": 7})
     assert brief.choices[0].message.reasoning_content == "17+25"
