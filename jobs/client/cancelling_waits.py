@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
@@ -10,13 +11,15 @@ from redis import RedisError
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
+from jobs.api.request import ChatRequest
 from jobs.client.follow import OnRestart, follow_steps
 from jobs.client.job import AsyncJob
 from jobs.client.wait import GOES_ON, wait_for_result
 from jobs.errors import JobError, StreamRestarted, WaitTimeout
-from jobs.store.connection.protocol import Connection, Emitting, Steps, run_async, run_sync
+from jobs.store.connection.protocol import Connection, Emitting, Steps, ping, run_async, run_sync
 from jobs.store.job_end import cancel
 from jobs.store.job_state import completion_of
+from jobs.store.new_job import new_id
 
 
 def wait_or_cancel(job_id: str, timeout: float | None) -> Steps[ChatCompletion]:
@@ -98,6 +101,28 @@ def cancelling(job_id: str, connection: Connection) -> Iterator[None]:
         raise
     except BaseException:
         with suppress(JobError):
+            run_sync(cancel(job_id), connection)
+        raise
+
+
+@contextmanager
+def cancelling_from_submit(request: ChatRequest, connection: Connection) -> Iterator[ChatRequest]:
+    """`cancelling` for a block that submits the request it is given, and may be left while Redis
+    takes the job. A job that the caller has named, by its id or its row, may be in Redis from an
+    earlier call, and stays."""
+    if request.job.id is not None or request.job.row is not None:
+        yield request
+        return
+    job_id = new_id()
+    options = request.job.model_copy(update={"id": job_id})
+    try:
+        yield request.model_copy(update={"job": options})
+    except JobError:
+        raise
+    except BaseException:
+        with suppress(JobError):
+            # Redis has run what was sent over another connection before, when it replies to this.
+            run_sync(ping(time.monotonic()), connection)
             run_sync(cancel(job_id), connection)
         raise
 

@@ -19,6 +19,7 @@ from jobs.api.request import ChatRequest, IgnoredFieldWarning
 from jobs.client.cancelling_waits import (
     answer_of,
     answer_of_async,
+    cancelling_from_submit,
     follow_or_cancel,
     submitted,
 )
@@ -58,14 +59,16 @@ class Completions:
         The arguments are those of openai's method of this name. `extra_body` takes all other
         fields of a ChatRequest, such as top_k and job. `timeout`: seconds until the answer, or with
         `stream` from one chunk to the next; of an openai.Timeout, `read` counts; None: no limit.
-        Raises JobError.
+        Raises JobError. Ctrl-C cancels the job; while it is submitted, only if `job` in
+        `extra_body` names neither its id nor its row.
         """
         call = _read_call(bool(stream), fields)
-        job = self._submit(call.request)
-        if stream:
-            steps = follow_or_cancel(job.id, call.timeout)
-            return ChatStream(job, iterate_sync(steps, self._connection))
-        return answer_of(job.id, self._connection, call.timeout)
+        with cancelling_from_submit(call.request, self._connection) as request:
+            job = self._submit(request)
+            if stream:
+                steps = follow_or_cancel(job.id, call.timeout)
+                return ChatStream(job, iterate_sync(steps, self._connection))
+            return answer_of(job.id, self._connection, call.timeout)
 
 
 class ChatStream:

@@ -9,7 +9,12 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
 from jobs.api.params import MessageInput, SessionTurnFields
-from jobs.client.cancelling_waits import answer_of, cancelling, follow_or_cancel
+from jobs.client.cancelling_waits import (
+    answer_of,
+    cancelling,
+    cancelling_from_submit,
+    follow_or_cancel,
+)
 from jobs.client.follow import OnRestart, check_stream
 from jobs.client.job import Job
 from jobs.client.wait import check_timeout
@@ -71,8 +76,9 @@ class Session:
         """Run the next turn, see `submit`. If the wait is given up, the answer is stopped, and kept
         as far as it got."""
         check_timeout(timeout)
-        job = self.submit(content, wait=wait, edit=edit, **fields)
-        return answer_of(job.id, self._connection, timeout)
+        turn = turn_request(self._state, content, wait=wait, edit=edit, fields=dict(fields))
+        with cancelling_from_submit(turn, self._connection) as request:
+            return answer_of(self._submit(request).id, self._connection, timeout)
 
     def stream(
         self,
@@ -89,10 +95,12 @@ class Session:
         StreamRestarted, the answer is stopped, and kept as far as it got."""
         check_stream(timeout, on_restart)
         fields.setdefault("stream", True)
-        job = self.submit(content, wait=wait, edit=edit, **fields)
-        steps = follow_or_cancel(job.id, timeout, on_restart)
-        with cancelling(job.id, self._connection):
-            yield from iterate_sync(steps, self._connection)
+        turn = turn_request(self._state, content, wait=wait, edit=edit, fields=dict(fields))
+        with cancelling_from_submit(turn, self._connection) as request:
+            job = self._submit(request)
+            steps = follow_or_cancel(job.id, timeout, on_restart)
+            with cancelling(job.id, self._connection):
+                yield from iterate_sync(steps, self._connection)
 
     def edit(
         self,

@@ -66,7 +66,7 @@ def new_job(request: Request, *, by_custom_id: bool = False) -> NewJob:
     if named:
         digest = digest_of(text + (job_id or ""))
         job_id = job_id or row_job(run, next(iter(named.values()))[0], digest)
-    job_id = job_id or _new_id()
+    job_id = job_id or new_id()
     rows = [
         NewRow(row, repeat, digest_of(common + parts[place]) if has_items else digest)
         for place, (row, repeat) in named.items()
@@ -90,6 +90,6 @@ def new_job(request: Request, *, by_custom_id: bool = False) -> NewJob:
     )
 
 
-def _new_id() -> str:
+def new_id() -> str:
     """A job id of 32 hex digits that sorts by creation time."""
     return f"{time.time_ns() // 1000:014x}{secrets.token_hex(9)}"

@@ -9,6 +9,7 @@ import pytest
 
 from jobs import AsyncClient, Client, JobError, WaitTimeout
 from jobs.client import cancelling_waits
+from jobs.client.job import Job
 from jobs.store.connection.protocol import Steps, run_sync
 from jobs.store.job_end import cancel
 from jobs.testing import FakeWorker
@@ -88,6 +89,32 @@ def test_a_job_that_cannot_be_cancelled_is_not_called_cancelled(
     monkeypatch.setattr(cancelling_waits, "cancel", fails)
     with pytest.raises(WaitTimeout, match="it is not cancelled"):
         run_sync(cancelling_waits.wait_or_cancel(job.id, 0.01), client.connection)
+
+
+@pytest.mark.parametrize("call", ["create", "stream", "send"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_within_submit_cancels_the_job(client: Client, call: str, when: str) -> None:
+    client.serving = None
+    submit, sent = client.submit, list[str]()
+
+    def interrupted(request: Any, **options: Any) -> Job:
+        if when == "after":
+            sent.append(submit(request, **options).id)
+        raise KeyboardInterrupt
+
+    client.submit = interrupted  # type: ignore[assignment]
+    session = client.session(model="demo")
+    for job in ({}, {"id": "named"}, {"run": "r", "row": 3}):
+        fields: Any = {"model": "demo", "messages": MESSAGES, "extra_body": {"job": job}}
+        with pytest.raises(KeyboardInterrupt):
+            if call == "send":
+                session.send("a", wait=True, job=job)
+            else:
+                client.chat.completions.create(**fields, stream=call == "stream")
+    states = [client.job(one).status().value for one in sent]
+    waits = "deferred" if call == "send" else "queued"  # behind the turn before it
+    named = ["queued", waits]
+    assert states == (["cancelled", *named] if when == "after" else [])
 
 
 def test_jobs_and_lists_of_jobs_are_awaited() -> None:
