@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from jobs.api.wire import describe, not_json
 from jobs.encoding import from_json
 from jobs.gateway.failures import HttpError
 from jobs.sizes import size_texts
 
-LARGE = 256 * 1024  # bytes of JSON that are parsed in a thread: others go on meanwhile
+# Bytes of JSON that another process parses, if there is one: others would wait for it. They take
+# some milliseconds.
+LARGE = 256 * 1024
+HANDS_ON = "chatjobs.hands_on"  # in the scope of a request: another process answers large ones
 DISCARD_SECONDS = 2.0  # for the rest of a body that is too large: its client reads after it
+
+
+class LargeBody(Exception):
+    """The body of a request that another process answers."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(f"{len(content)} bytes")
+        self.content = content
+
+
+class HandsOn(Protocol):
+    """Has another process answer requests with large bodies, see `jobs.gateway.large_bodies`."""
+
+    def reply_to(self, body: bytes) -> ASGIApp: ...
+
+    def leave(self) -> None: ...
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
@@ -46,7 +66,8 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
 
 
 async def read_json(request: Request, limit: int, seconds: float) -> dict[str, Any]:
-    """The object in a JSON body. Raises HttpError."""
+    """The object in a JSON body. Raises HttpError, and LargeBody for one that is handed on. Nothing
+    of the request must be done before."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         given = f"got {describe(kind)}" if kind else "and it has none"
@@ -56,8 +77,10 @@ async def read_json(request: Request, limit: int, seconds: float) -> dict[str, A
             "unsupported_media_type",
         )
     body = await read_body(request, limit, seconds)
+    if len(body) >= LARGE and HANDS_ON in request.scope:
+        raise LargeBody(body)
     try:
-        value = from_json(body) if len(body) < LARGE else await asyncio.to_thread(from_json, body)
+        value = from_json(body)
     except (ValueError, RecursionError) as error:
         raise HttpError(400, f"the request is {not_json(error)}", "invalid_json") from None
     if not isinstance(value, dict):

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from jobs.gateway.bodies import HANDS_ON, LargeBody
 from jobs.gateway.gateway import Gateway
 from jobs.gateway.loops import refuse_loop
 from jobs.gateway.tenants import Tenant
@@ -29,8 +30,15 @@ class Endpoint:
         request = Request(scope, receive)
         tenant = self._gateway.keys.tenant_of(request.headers.get("authorization"))
         await refuse_loop(request, self._gateway.client.connection)
+        large = self._gateway.large
+        if large is not None:
+            scope[HANDS_ON] = True
         with tenant.opened(), suppress(ClientDisconnect):  # in the middle of its body
-            reply = await self._handle(request, tenant)
+            try:
+                reply = await self._handle(request, tenant)
+            except LargeBody as body:
+                assert large is not None
+                reply = large.reply_to(body.content)
             await reply(scope, receive, send)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from jobs.client.aio import AsyncClient
 from jobs.client.job import AsyncJob
 from jobs.errors import JobError
+from jobs.gateway.bodies import HandsOn
 from jobs.gateway.failures import SHOWN, HttpError
 from jobs.gateway.figures import Figures
 from jobs.gateway.overview import Overview
@@ -32,11 +33,15 @@ class Gateway:
     """One client of Redis, with one subscription; the keys; the models that are served. Keeps no
     state of a job: any process on the same Redis can go on with its streams.
 
+    large: answers requests with large bodies; None: this process does.
     stopping: the process has been told to end. The jobs of the connections that it closes go on.
     """
 
-    def __init__(self, settings: Settings, client: AsyncClient) -> None:
+    def __init__(
+        self, settings: Settings, client: AsyncClient, large: HandsOn | None = None
+    ) -> None:
         self.settings = settings
+        self.large = large
         self.client = client
         self.keys = ApiKeys(settings.api_key_file)
         self.models = ServedModels(client.connection)

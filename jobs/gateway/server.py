@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 
@@ -23,6 +23,7 @@ from jobs.gateway.app import make_app
 from jobs.gateway.connections import protocol, sweep
 from jobs.gateway.figures import Counted
 from jobs.gateway.gateway import Gateway
+from jobs.gateway.large_bodies import LargeBodies
 from jobs.gateway.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -33,21 +34,39 @@ BACKLOG = 2048
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises JobError if it can't start."""
     settings.check()
-    warnings.simplefilter("ignore", IgnoredFieldWarning)  # docs/http.md lists the fields
-    warnings.simplefilter("ignore", NobodyServes)
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its client has the error
-    _raise_file_limit()
+    prepare()
     with _listening(settings.host, settings.port) as listener:
         asyncio.run(_serve(settings, listener))
 
 
+def prepare() -> None:
+    """Prepare this process for a server."""
+    warnings.simplefilter("ignore", IgnoredFieldWarning)  # docs/http.md lists the fields
+    warnings.simplefilter("ignore", NobodyServes)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its client has the error
+    _raise_file_limit()
+
+
 async def _serve(settings: Settings, listener: socket.socket) -> None:
-    gateway = Gateway(settings, AsyncClient(settings.redis_url))
+    large = LargeBodies(settings)
+    gateway = Gateway(settings, AsyncClient(settings.redis_url), large)
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if settings.tls_cert else "http"
+    name = f"[{host}]" if ":" in host else host
+    server = server_of(gateway, f"{scheme}://{name}:{port}/v1", lifespan="on")
+    await server.serve(sockets=[listener])
+    await large.close()
+    gateway.tokenizers.close()
+
+
+def server_of(gateway: Gateway, url: str, *, lifespan: Literal["on", "off"]) -> uvicorn.Server:
+    """A server of a gateway. `lifespan`: "on" for the work that it does beside its replies."""
+    settings = gateway.settings
     config = uvicorn.Config(
         Counted(make_app(gateway), gateway.figures),
         http=protocol(settings, gateway.figures),
         ws="none",
-        lifespan="on",
+        lifespan=lifespan,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -57,12 +76,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         ssl_keyfile=settings.tls_key,
         timeout_graceful_shutdown=int(settings.grace_seconds),
     )
-    host, port = listener.getsockname()[:2]
-    scheme = "https" if settings.tls_cert else "http"
-    name = f"[{host}]" if ":" in host else host
-    server = _Server(config, gateway, f"{scheme}://{name}:{port}/v1")
-    await server.serve(sockets=[listener])
-    gateway.tokenizers.close()
+    return _Server(config, gateway, url)
 
 
 class _Server(uvicorn.Server):
@@ -101,6 +115,8 @@ class _Server(uvicorn.Server):
                 self._gateway.settings.grace_seconds,
             )
         self.should_exit = self._gateway.stopping = True
+        if self._gateway.large is not None:
+            self._gateway.large.leave()
 
     async def on_tick(self, counter: int) -> bool:
         now = monotonic()

@@ -11,6 +11,7 @@ from jobs.errors import invalid
 MAX_BODY = 16 * 2**20
 MAX_FILE = 200 * 2**20
 MAX_CONNECTIONS = 10_000
+PATHS = ("results", "api_key_file", "tls_cert", "tls_key")  # settings of this type
 
 
 @dataclass(frozen=True, slots=True)

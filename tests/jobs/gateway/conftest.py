@@ -60,14 +60,21 @@ class GatewayProcess:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
         self._process.wait(PATIENCE)
         self._reader.join(PATIENCE)
 
-    def stop(self) -> int:
+    def request_stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> int:
+        self.request_stop()
         return self.wait()
 
     def wait(self) -> int:
