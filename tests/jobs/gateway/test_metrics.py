@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jobs import metrics_page
-from jobs.gateway.figures import Figures
+from jobs.gateway import figures
+from jobs.gateway.figures import BOUNDS, FIGURES, RECEIVED, Figures, StreamFigures
 from jobs.gateway.metrics import GatewayCollector
 from jobs.metrics_page import MetricsPage
 from jobs.store.job_state import Status
@@ -96,6 +98,26 @@ def test_streams_are_counted_while_they_are_open(site: Site, start: Start) -> No
     assert buckets == sorted(buckets) and buckets[-1] == 1
 
 
+def test_what_is_added_to_the_first_event_is_the_time_before_and_after_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 10.0
+    monkeypatch.setattr(figures, "monotonic", lambda: now)
+    counted = Figures()
+    scope: Any = {FIGURES: counted, RECEIVED: now}
+    now += 2.0  # until its job is in Redis
+    stream = StreamFigures(scope)
+    stream.sent(7)  # a comment, while the worker is busy
+    for _ in range(2):
+        now += 30.0
+        stream.came()
+        now += 0.25
+        stream.sent(100)
+    assert counted.added_sum == 2.25
+    assert (counted.added[bisect_left(BOUNDS, 2.25)], sum(counted.added)) == (1, 1)
+    assert counted.stream_bytes == 207
+
+
 def test_a_client_that_leaves_before_its_reply_is_counted_as_499(site: Site, start: Start) -> None:
     site.worker(delay=0.05, lease_seconds=12)
     site.wait_for_workers()
@@ -108,11 +130,11 @@ def test_a_client_that_leaves_before_its_reply_is_counted_as_499(site: Site, sta
 
 
 def test_a_page_is_made_once_in_its_time_for_each_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = Figures()
-    page = MetricsPage(GatewayCollector(figures))
+    counted = Figures()
+    page = MetricsPage(GatewayCollector(counted))
     monkeypatch.setattr(metrics_page, "PAGE_SECONDS", math.inf)
     first = page.render("")
-    figures.streams = 7
+    counted.streams = 7
     assert page.render("") == first
     assert b"chatjobs_http_streams_open 7.0" in page.render("application/openmetrics-text")[0]
     monkeypatch.setattr(metrics_page, "PAGE_SECONDS", 0.0)
