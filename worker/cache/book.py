@@ -1,27 +1,42 @@
-"""The numbers of a model's KV cache: slots, columns and bytes, within its share of the memory.
+"""The numbers of a model's KV cache: slots, pages and bytes, within its share of the memory.
 
-Each sequence occupies one slot, a row in the storage of every layer, of the model and of its draft
-if it has one. Storage is allocated for all slots and its columns double, as long as the share
-allows it; otherwise it has exactly the size that is needed. When the last slot is released, storage
-of up to half of the limit stays for the next sequences, since new memory costs time; `trim` frees
-it. State that is kept of earlier sequences has the rest of the limit, and is evicted where storage
-needs it. When other models need memory, `give_back` shrinks both to what sequences use.
+Each sequence occupies one slot, and pages for the tokens that it has: of the caches of every layer,
+of the model and of its draft if it has one. A page stays when its slot is released, if the store of
+prefixes keeps it. Sequences that begin with kept pages share them. Where no page is free, storage
+grows: it doubles as long as the share allows it; otherwise the least recently used pages are
+evicted, and where these are too few, storage grows by what is needed, and by an eighth, so that it
+is not copied again soon. Copies and snapshots have the rest of the limit. When other models need
+memory, `give_back` shrinks all to what sequences use.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 from jobs.errors import JobError
 from jobs.sizes import counted, size_text, size_texts
-from worker.cache.changes import Begin, CacheChange, Clear, Drop, Release, Resize
-from worker.cache.prefix_store import PrefixStore, StateRef
-from worker.cache.shared_columns import SharedColumns
+from worker.cache.changes import (
+    Begin,
+    CacheChange,
+    CopyPage,
+    Drop,
+    Fill,
+    Load,
+    Place,
+    Release,
+    Resize,
+)
+from worker.cache.page_numbers import PageNumbers
+from worker.cache.prefix_store import BLOCK, Block, PrefixStore, StateRef
 from worker.cache.sizes import CacheSizes
 from worker.cache_memory import CacheShare
+from worker.layers.cache import Size, pages_for
 
 FIRST_COLUMNS = 256  # tokens per slot in the first allocation
+GROWTH = 8  # one page of this many is allocated in addition where that evicts kept state
+NOTHING = Size(0, 0, 0)
 
 
 class CacheBook:
@@ -39,14 +54,14 @@ class CacheBook:
         self.sizes = sizes
         self._changes: list[CacheChange] = []
         self.kept: PrefixStore[StateRef] = PrefixStore()
-        self.kept.on_drop = lambda state: self.emit(Drop(state.number))
-        self.shared = SharedColumns(max_slots, self.emit)
+        self.kept.on_drop = lambda copy: self.emit(Drop(copy.number))
+        self._pages = PageNumbers()
+        self.kept.on_drop_page = self._pages.drop
         self._share = share
         self._max_slots, self._max_columns = max_slots, max_columns
         self._free = list(range(max_slots))
         self._used: dict[int, int] = {}  # the columns that each slot in use needs
-        self._slots = 0  # allocated rows
-        self._columns = 0  # allocated tokens per row
+        self._size = NOTHING  # allocated
         self._lacking: tuple[int, str] | None = None  # bytes that the device lacked, and its words
         self._numbers = count()
 
@@ -73,21 +88,21 @@ class CacheBook:
     @property
     def bytes_held(self) -> int:
         """Bytes allocated now, with those of kept state."""
-        return self.sizes.storage(self._slots, self._columns) + self.kept.nbytes
+        return self.sizes.storage(self._size) + self.kept.nbytes
 
     @property
-    def bytes_for_kept(self) -> int:
-        """Bytes that kept state may take beside the storage."""
-        return self.limit_bytes - self.sizes.storage(self._slots, self._columns)
+    def bytes_beside(self) -> int:
+        """Bytes that copies and snapshots may take beside the storage."""
+        return self.limit_bytes - self.sizes.storage(self._size)
 
     def room_for(self, nbytes: int) -> int:
-        """`bytes_for_kept`, after other models have given back what they don't need for so many
-        more bytes of it, up to this model's fair part."""
+        """`bytes_beside`, after other models have given back what they don't need for so many more
+        bytes of it, up to this model's fair part."""
         self._share.take(min(self.bytes_held + nbytes, self._share.fair))
-        return self.bytes_for_kept
+        return self.bytes_beside
 
-    def new_state(self, nbytes: int) -> StateRef:
-        """The number of a state that will be kept, and its bytes."""
+    def new_copy(self, nbytes: int) -> StateRef:
+        """The number of a copy that will be kept, and its bytes."""
         return StateRef(next(self._numbers), nbytes)
 
     def acquire(self) -> int | None:
@@ -98,25 +113,18 @@ class CacheBook:
         self._used[slot] = 0
         return slot
 
-    def release(self, slot: int, *, poisoned: bool = False) -> None:
-        """Free a slot; `poisoned` if it may hold NaN."""
-        if poisoned:
-            self.spoil(slot)
+    def release(self, slot: int) -> None:
+        """Free a slot, and its pages."""
         self._used.pop(slot, None)
-        self.shared.release(slot)
+        self._pages.release(slot)
         heapq.heappush(self._free, slot)
-        if self.sizes.storage(self._slots, self._columns) > self.limit_bytes // 2:
+        if not self._pages.used and self.sizes.storage(self._size) > self.limit_bytes // 2:
             self.trim()
 
-    def spoil(self, slot: int) -> None:
-        """A slot that nobody uses may hold NaN, which is cleared."""
-        if slot < self._slots:
-            self.emit(Clear(slot))
-
     def trim(self) -> None:
-        """Free the storage, unless a slot is in use."""
-        if not self._used and self._slots:
-            self._deallocate()
+        """Free the storage that no page needs which is kept, unless a slot is in use."""
+        if not self._used and self._size != NOTHING:
+            self._shrink(Size(0, 0, self._pages.used))
 
     def free_all(self) -> None:
         """Free every slot and the storage, whatever uses them or was interrupted. Changes that are
@@ -124,70 +132,200 @@ class CacheBook:
         self._changes.clear()
         self._free, self._used = list(range(self._max_slots)), {}
         self._share.forget()
-        self.shared.clear()
         self._deallocate()
 
     def reserve(self, slot: int, columns: int) -> bool:
-        """Allocate room for `columns` tokens in every slot in use, `slot` included. Returns False,
-        with nothing changed, if the limit forbids it. Kept state is evicted for what is needed now,
-        and for all slots within half of the limit, but not for columns of later tokens."""
-        if self._slots == self._max_slots and columns <= self._columns:
-            self._used[slot] = columns
-            return True
-        slots = max(self._used) + 1
-        if slots <= self._slots and columns <= self._columns:
-            self._used[slot] = columns
-            return True
-        least = max(columns, self._columns)
-        doubled = max(self._columns, FIRST_COLUMNS)
-        while doubled < columns:
-            doubled *= 2
-        doubled = min(doubled, max(self._max_columns, columns))
-        stepped = min(doubled, _stepped(least))
-        fair = self._share.fair
-        self._share.take(min(self.sizes.storage(slots, stepped) + self.kept.nbytes, fair))
-        found = self._fitting(slots, least, stepped, doubled, fair)
-        if found is None:
-            if not self._share.take(self.sizes.storage(slots, least) + self.kept.pinned_bytes):
-                return False
-            found = self._fitting(slots, least, stepped, doubled, fair)
-        if found is None:
+        """Give a slot in use pages for `columns` tokens. Returns False, with nothing changed, if
+        the limit forbids it."""
+        missing = self._pages.missing(slot, columns)
+        enough = not missing and slot < self._size.slots and columns <= self._size.columns
+        if not enough and not self._have(columns, missing):
             return False
-        self.emit(Resize(*found, min(slots, self._slots)))
-        self._slots, self._columns = found
+        if missing:
+            self.emit(Place(tuple(self._pages.take(slot, [None] * missing))))
         self._used[slot] = columns
         return True
 
-    def _fitting(
-        self, slots: int, least: int, stepped: int, doubled: int, fair: int
-    ) -> tuple[int, int] | None:
-        """The size of the storage that the limit allows, with kept state evicted for it. More than
-        is needed now is allocated in the fair part of the memory only."""
-        limit = self.limit_bytes
-        easy = min(limit, fair)
-        beside = easy - self.kept.nbytes
-        for rows, size, most in (
-            (self._max_slots, doubled, beside),
-            (self._max_slots, stepped, max(beside, easy // 2)),
-            (slots, doubled, beside),
-            (slots, stepped, limit),
-            (slots, least, limit),
-        ):
-            needed = self.sizes.storage(rows, size)
-            if needed <= most and self._may_have(needed) and self.kept.shrink(limit - needed):
-                return rows, size
-        return None
+    def begin_with(self, slot: int, blocks: Sequence[Block[StateRef]], columns: int) -> bool:
+        """As `reserve`, for a slot without pages that gets what these kept blocks hold, of which
+        nothing is evicted meanwhile. Whole blocks share their page; a last one that is shorter is
+        copied, since the sequence goes on there."""
+        whole = [block for block in blocks if block.length == BLOCK]
+        pages: list[int | None] = [block.page for block in whole]
+        pages += [None] * (pages_for(columns) - len(pages))
+        if not self._have(columns, pages.count(None)):
+            return False
+        rows = self._pages.take(slot, pages)
+        self.emit(Place(tuple(rows)))
+        self._used[slot] = columns
+        filled = []
+        for block, (_, _, page) in zip(blocks, rows, strict=False):
+            if block.page is None:
+                assert block.copy is not None
+                filled.append((page, block.copy.number))
+            elif block.page != page:
+                self.emit(CopyPage(block.page, page))
+        if filled:
+            self.emit(Fill(tuple(filled)))
+        for block, (_, _, page) in zip(whole, rows, strict=False):
+            if block.page is None:
+                self._pages.keep(page, block)
+        snapshot = blocks[-1].snapshot
+        if snapshot is not None:
+            end = sum(block.length for block in blocks)
+            self.emit(Load(slot, snapshot.number, end))
+        return True
 
-    def give_back(self, nbytes: int) -> None:
+    def extend(self, needed: Sequence[tuple[int, int]]) -> bool:
+        """Give each of these slots pages for so many tokens, of those that are free. Returns False,
+        with nothing changed, if they are too few."""
+        if any(columns > self._size.columns for _, columns in needed):
+            return False
+        missing = [(slot, self._pages.missing(slot, columns)) for slot, columns in needed]
+        if sum(number for _, number in missing) > self._pages.free:
+            return False
+        rows = [row for slot, number in missing for row in self._pages.take(slot, [None] * number)]
+        if rows:
+            self.emit(Place(tuple(rows)))
+        return True
+
+    def keep_pages(self, slot: int, first: int, blocks: Iterable[Block[StateRef]]) -> None:
+        """Keep the pages of a slot from number `first` on: each for a block."""
+        for page, block in zip(self._pages.of(slot)[first:], blocks, strict=False):
+            self._pages.keep(page, block)
+
+    def fill_pages(self, copies: Iterable[tuple[Block[StateRef], StateRef]]) -> None:
+        """Give blocks free pages, which `have_pages` has found, with what copies hold."""
+        rows = []
+        for block, copy in copies:
+            page = self._pages.take_free()
+            self._pages.keep(page, block)
+            rows.append((page, copy.number))
+        if rows:
+            self.emit(Fill(tuple(rows)))
+        for _, number in rows:
+            self.emit(Drop(number))
+
+    def have_pages(self, count: int) -> bool:
+        """Have so many free pages, if the limit allows them."""
+        return self._have(0, count)
+
+    def _have(self, columns: int, count: int) -> bool:
+        """Have storage for `columns` tokens in each slot in use, and so many free pages. Returns
+        False, with nothing changed, if the limit forbids it."""
+        size = self._size
+        slots = size.slots if size.slots == self._max_slots else max(self._used, default=-1) + 1
+        needed = Size(slots, columns, self._pages.used + count)
+        if all(has >= need for has, need in zip(size, needed, strict=True)):
+            return True
+        least = Size(*[max(pair) for pair in zip(size, needed, strict=True)])
+        doubled, fair = self._doubled(least), self._share.fair
+        stepped = least._replace(columns=min(doubled.columns, _stepped(least.columns)))
+        self._share.take(min(self.sizes.storage(stepped) + self.kept.nbytes, fair))
+        if self._grow_freely(least, stepped, doubled, fair):
+            return True
+        if least._replace(pages=size.pages) == size and self._evict(least.pages - size.pages):
+            return True
+        if self._grow_by_force(stepped) or self._grow_by_force(least):
+            return True
+        wanted = self.sizes.storage(least) + self.kept.pinned_bytes
+        return self._share.take(wanted) and self._grow_by_force(least)
+
+    def _doubled(self, least: Size) -> Size:
+        """A size of at least this, with columns and pages that double, for less growth later."""
+        columns = max(self._size.columns, FIRST_COLUMNS)
+        while columns < least.columns:
+            columns *= 2
+        columns = min(columns, max(self._max_columns, least.columns))
+        pages = max(self._size.pages, self._max_slots * pages_for(FIRST_COLUMNS))
+        while pages < least.pages:
+            pages *= 2
+        most = self._max_slots * pages_for(self._max_columns)
+        return Size(least.slots, columns, min(pages, max(most, least.pages)))
+
+    def _grow_freely(self, least: Size, stepped: Size, doubled: Size, fair: int) -> bool:
+        """Allocate more than is needed now, evicting no page, and snapshots within half of the
+        limit only: twice as much in the fair part of the memory, or else an eighth more. Snapshots
+        have the other half."""
+        limit = self.limit_bytes
+        most = max(limit // 2, self.sizes.storage(self._size))
+        easy = min(limit, fair, most if self.sizes.needs_snapshots else limit)
+        beside = easy - self.kept.nbytes
+        everywhere = doubled._replace(slots=self._max_slots)
+        rest = (most if self.sizes.needs_snapshots else limit) - self.kept.nbytes
+        larger = self._eighth_more(stepped, rest)
+        return (
+            self._resize(everywhere, beside)
+            or self._resize(everywhere._replace(columns=stepped.columns), max(beside, easy // 2))
+            or self._resize(doubled, beside)
+            or (larger.pages >= least.pages and self._resize(larger, rest))
+        )
+
+    def _grow_by_force(self, size: Size) -> bool:
+        """Allocate this size and an eighth more pages, or as many as the limit has room for; pages
+        are evicted for the rest."""
+        limit = self.limit_bytes
+        larger = self._eighth_more(size, limit)
+        lacking = size.pages - larger.pages
+        if not self._fits(larger, limit) or (lacking > 0 and not self._evict(lacking)):
+            return False
+        return self._resize(larger, limit)
+
+    def _eighth_more(self, size: Size, limit: int) -> Size:
+        """A size with more pages, or with as many as the limit has room for."""
+        page = self.sizes.storage(Size(0, 0, 1))
+        pages = size.pages + size.pages // GROWTH
+        if page:
+            rest = limit - self.sizes.storage(size._replace(pages=0))
+            pages = max(self._size.pages, min(pages, rest // page))
+        return size._replace(pages=pages)
+
+    def _evict(self, pages: int) -> bool:
+        """Evict kept pages. Returns False, with nothing changed, if they are too few."""
+        return self.kept.evict_pages(pages, self._pages.in_slot)
+
+    def _fits(self, size: Size, limit: int) -> bool:
+        nbytes = self.sizes.storage(size)
+        return nbytes <= limit and self._may_have(nbytes)
+
+    def _resize(self, size: Size, limit: int) -> bool:
+        """Allocate this size, with copies and snapshots evicted for it. Returns False, with nothing
+        changed, if the limit forbids it."""
+        if not self._fits(size, limit):
+            return False
+        if not self.kept.shrink(self.limit_bytes - self.sizes.storage(size)):
+            return False
+        self.emit(Resize(size, min(size.slots, self._size.slots)))
+        self._size = size
+        self._pages.grow(size.pages)
+        return True
+
+    def _shrink(self, size: Size) -> None:
+        """Allocate less, but no fewer pages than are used."""
+        if size.pages == 0 == size.slots:
+            self._deallocate()
+            return
+        moves, rows = self._pages.shrink(size.pages)
+        self._size = size
+        self.emit(Resize(size, size.slots, tuple(moves)))
+        if rows:
+            self.emit(Place(tuple(rows)))
+
+    def give_back(self, nbytes: int) -> int:
         """Free so many bytes for other models, or more, of what no sequence needs: idle storage,
-        then kept state."""
+        then what is kept. Returns how many."""
         before = self.bytes_held
-        if not self._used:
-            self.trim()
-        elif self._storage_needed() < before - self.kept.nbytes:
-            self._slots, self._columns = self._shape_needed()
-            self.emit(Resize(self._slots, self._columns, self._slots))
+        idle = self.sizes.storage(self._size) - self.sizes.storage(self._size_needed())
+        lacking = nbytes - idle
+        page = self.sizes.storage(Size(0, 0, 1))
+        if lacking > 0 and page:
+            most = self._pages.used - self._pages.in_slots
+            self.kept.evict_some(min(most, -(-lacking // page)), self._pages.in_slot)
+        needed = self._size_needed()
+        if self.sizes.storage(needed) < self.sizes.storage(self._size):
+            self._shrink(needed)
         self.kept.evict(max(0, nbytes - (before - self.bytes_held)))
+        return before - self.bytes_held
 
     def begin_plan(self) -> None:
         """A step is planned: which of its sequences lack memory that others have shows anew."""
@@ -197,8 +335,7 @@ class CacheBook:
         """Wait for memory of other models, for a sequence that was refused so many columns and has
         come at `since`. `blocked`: no sequence of this model can go on. Returns False if they don't
         have it."""
-        slots, most = max(self._used, default=0) + 1, max(columns, *self._used.values(), 0)
-        for needed in (self.sizes.storage(slots, most), self.bytes_for_one(columns)):
+        for needed in (self._bytes_with(columns), self.bytes_for_one(columns)):
             if self._may_have(needed) and self._share.want(
                 needed + self.kept.pinned_bytes, since, blocked=blocked
             ):
@@ -208,20 +345,15 @@ class CacheBook:
     def yields(self, columns: int, since: float) -> bool:
         """True if a sequence of so many columns in the slot that was acquired last leaves the
         memory to an older one of another model."""
-        slots, most = max(self._used) + 1, max(columns, *self._used.values())
-        return self._share.yields(self.sizes.storage(slots, most), since)
+        return self._share.yields(self._bytes_with(columns), since)
 
     def is_oldest(self, since: float) -> bool:
         """True if no older sequence of another model waits for memory."""
         return self._share.oldest(since)
 
-    def has(self, columns: int) -> bool:
-        """True if each slot in use has room for `columns` tokens."""
-        return columns <= self._columns
-
     def resize_failed(self, resize: Resize, fact: str) -> None:
         """Allocate less than this from now on: the device has no memory for it, as `fact` says."""
-        self._lacking = self.sizes.storage(resize.slots, resize.columns), fact
+        self._lacking = self.sizes.storage(resize.size), fact
 
     def forget_failure(self) -> None:
         """Allocate as much as the limit allows again."""
@@ -234,7 +366,7 @@ class CacheBook:
 
     def bytes_for_one(self, columns: int) -> int:
         """Bytes needed by a single sequence of `columns` tokens."""
-        return self.sizes.storage(1, columns)
+        return self.sizes.sequence(columns)
 
     def fits_alone(self, columns: int) -> bool:
         """True if a single sequence of `columns` tokens stays below the limit that the model has if
@@ -265,17 +397,28 @@ class CacheBook:
     def _may_have(self, nbytes: int) -> bool:
         return self._lacking is None or nbytes < self._lacking[0]
 
-    def _shape_needed(self) -> tuple[int, int]:
-        """The slots and columns that sequences need, and one column more for a step in flight."""
-        columns = min(_stepped(max(self._used.values()) + 1), self._columns)
-        return min(max(self._used) + 1, self._slots), columns
+    def _bytes_with(self, columns: int) -> int:
+        """Bytes that the sequences in slots need with one more of so many tokens."""
+        most = max(columns, *self._used.values(), 0)
+        pages = self._pages.in_slots + pages_for(columns)
+        return self.sizes.storage(Size(max(self._used, default=0) + 1, most, pages))
+
+    def _size_needed(self) -> Size:
+        """The size that sequences and kept pages need, with one column more for a step in
+        flight."""
+        if not self._used:
+            return Size(0, 0, self._pages.used)
+        columns = min(_stepped(max(self._used.values()) + 1), self._size.columns)
+        return Size(min(max(self._used) + 1, self._size.slots), columns, self._pages.used)
 
     def _storage_needed(self) -> int:
-        return self.sizes.storage(*self._shape_needed()) if self._used else 0
+        """Bytes that sequences need."""
+        return self.sizes.storage(self._size_needed()._replace(pages=self._pages.in_slots))
 
     def _deallocate(self) -> None:
         self.emit(Release())
-        self._slots = self._columns = 0
+        self._pages.clear()
+        self._size = NOTHING
 
 
 def _stepped(columns: int) -> int:

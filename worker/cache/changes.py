@@ -1,20 +1,29 @@
 """Changes of the caches on a device, as values made of numbers.
 
-They are executed in their order. Slots are numbered from 0. Each kept state, of a block or a
-snapshot, has a number that no other one ever has.
+They are executed in their order. Slots and pages are numbered from 0. Each copy that is kept, of
+what tokens added or a snapshot, has a number that no other one ever has.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from worker.layers.cache import Size
+
 
 class Resize(NamedTuple):
-    """Storage for so many slots of so many tokens. The first `keep` slots keep their content."""
+    """Storage of this size. The first `keep` slots keep their content, and so do the first pages;
+    `moves`: pages that are copied to others then."""
 
-    slots: int
-    columns: int
+    size: Size
     keep: int
+    moves: tuple[tuple[int, int], ...] = ()
+
+
+class Place(NamedTuple):
+    """The tokens of slots are in pages: `rows` of a slot, a number among its pages, and a page."""
+
+    rows: tuple[tuple[int, int, int], ...]
 
 
 class Release(NamedTuple):
@@ -27,36 +36,42 @@ class Begin(NamedTuple):
     slot: int
 
 
-class Clear(NamedTuple):
-    """Reset a slot to zero: it may hold NaN."""
+class Fill(NamedTuple):
+    """Write kept copies into pages: `rows` of a page and a copy."""
 
-    slot: int
+    rows: tuple[tuple[int, int], ...]
+
+
+class CopyPage(NamedTuple):
+    """Copy a page to another one."""
+
+    start: int
+    end: int
 
 
 class Load(NamedTuple):
-    """Give a slot the first `end` tokens, which kept states hold."""
+    """Give a slot a kept snapshot after `end` tokens."""
 
     slot: int
-    blocks: tuple[int, ...]
-    snapshot: int | None
+    snapshot: int
     end: int
 
 
 class SaveBlocks(NamedTuple):
-    """Keep what the tokens [start, end) of a slot added: one state for each block of them."""
+    """Copy what the tokens [start, end) of a slot added: one copy for each page of them."""
 
     slot: int
     start: int
     end: int
-    states: tuple[int, ...]
+    copies: tuple[int, ...]
 
 
 class SaveSnapshot(NamedTuple):
-    """Keep the state of the layers that can't be cut; the slot holds exactly `end` tokens."""
+    """Copy the state of the layers that have one per slot, which holds exactly `end` tokens."""
 
     slot: int
     end: int
-    state: int
+    copy: int
 
 
 class Protect(NamedTuple):
@@ -78,29 +93,24 @@ class Rewind(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Free a kept state."""
+    """Free a kept copy."""
 
-    state: int
+    copy: int
 
 
 class Retain(NamedTuple):
-    """Free all kept states but these."""
+    """Free all kept copies but these."""
 
-    states: tuple[int, ...]
-
-
-class Share(NamedTuple):
-    """For each slot another one, and how many of the first columns are equal in both; empty: no
-    slot shares columns."""
-
-    rows: tuple[tuple[int, int], ...]
+    copies: tuple[int, ...]
 
 
 CacheChange = (
     Resize
+    | Place
     | Release
     | Begin
-    | Clear
+    | Fill
+    | CopyPage
     | Load
     | SaveBlocks
     | SaveSnapshot
@@ -108,5 +118,4 @@ CacheChange = (
     | Rewind
     | Drop
     | Retain
-    | Share
 )  # fmt: skip

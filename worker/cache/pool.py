@@ -12,9 +12,11 @@ import torch
 from worker.cache.changes import (
     Begin,
     CacheChange,
-    Clear,
+    CopyPage,
     Drop,
+    Fill,
     Load,
+    Place,
     Protect,
     Release,
     Resize,
@@ -22,20 +24,25 @@ from worker.cache.changes import (
     Rewind,
     SaveBlocks,
     SaveSnapshot,
-    Share,
 )
-from worker.cache.copies import Copy, copy_blocks, copy_snapshot, write_copies
+from worker.cache.copies import (
+    Copy,
+    copy_blocks,
+    copy_page,
+    copy_snapshot,
+    write_pages,
+    write_snapshot,
+)
+from worker.cache.page_table import PageTable
 from worker.cache.state_layout import StateLayout
-from worker.layers.cache import LayerCache
-from worker.layers.kv_cache import FullKVCache
+from worker.layers.cache import LayerCache, by_slot, paged, pages_for
+
+CPU = torch.device("cpu")
 
 
 class CachePool:
-    """Owns the layers' caches and the copies of kept states. Used by the thread that steps the
-    engine.
-
-    `shared`, int64 [slots, 2] on the CPU: of each slot another one, and how many of the first
-    columns are equal in both. Attention reads them from one of the two.
+    """Owns the layers' caches, their page table and the copies of kept states. Used by the thread
+    that steps the engine. The pages of a model and those of its draft have the same numbers.
     """
 
     def __init__(
@@ -44,9 +51,10 @@ class CachePool:
         make_draft_caches: Callable[[], list[LayerCache]] = list,
         *,
         slots: int,
+        device: torch.device = CPU,
     ) -> None:
-        self.shared = torch.zeros(slots, 2, dtype=torch.int64)
-        self.kept: dict[int, Copy] = {}  # by the numbers of their states
+        self.table = PageTable(slots, device)
+        self.kept: dict[int, Copy] = {}  # by their numbers
         self._protected: dict[tuple[int, bool], _Protected] = {}  # by slot; True: of the draft
         self._make_caches, self._make_draft_caches = make_caches, make_draft_caches
         self._make_layers()
@@ -55,52 +63,54 @@ class CachePool:
     def execute(self, change: CacheChange) -> None:
         """Make one change. Raises what torch raises if there is no memory."""
         match change:
-            case Resize(slots, columns, keep):
+            case Resize(size, keep, moves):
                 for layer in self._all:
-                    layer.resize(slots, columns, keep=keep)
+                    layer.resize(size, keep=keep, moves=moves)
+                if self.table.resize(pages_for(size.columns)):
+                    self._attach()
+            case Place(rows):
+                self.table.place(rows)
             case Release():
                 self._protected.clear()
                 self._make_layers()
             case Begin(slot):
                 _clear(self.layers, slot)
-            case Clear(slot):
-                for layer in self._all:
-                    layer.clear(slot)
-            case Load():
-                self.load(change)
-            case SaveBlocks(slot, start, end, states):
-                copies = copy_blocks(self.layers, slot, start, end)
-                self.kept.update(zip(states, copies, strict=True))
-            case SaveSnapshot(slot, end, state):
-                self.kept[state] = copy_snapshot(self.layers, slot, end)
+            case Fill(rows):
+                copies = [self.kept[number] for _, number in rows]
+                write_pages(self.layers, [page for page, _ in rows], copies)
+            case CopyPage(start, end):
+                copy_page(self.layers, start, end)
+            case Load(slot, snapshot, end):
+                write_snapshot(self.layers, slot, self.kept[snapshot], end)
+            case SaveBlocks(slot, start, end, numbers):
+                pages = self.table.pages(slot, start, end)
+                found = copy_blocks(self.layers, pages, end - start)
+                self.kept.update(zip(numbers, found, strict=True))
+            case SaveSnapshot(slot, end, number):
+                self.kept[number] = copy_snapshot(self.layers, slot, end)
             case Protect(slot, start, end, draft):
                 layers = self.draft_layers if draft else self.layers
                 self._protected[slot, draft] = _Protected(layers, slot, start, end)
             case Rewind(slot, kept, draft):
                 self._protected.pop((slot, draft)).rewind(kept)
-            case Drop(state):
-                self.kept.pop(state, None)
-            case Retain(states):
-                for number in self.kept.keys() - {*states}:
+            case Drop(number):
+                self.kept.pop(number, None)
+            case Retain(retained):
+                for number in self.kept.keys() - {*retained}:
                     del self.kept[number]
-            case Share(rows):
-                self.shared.copy_(torch.tensor(rows)) if rows else self.shared.zero_()
 
-    def load(self, load: Load) -> None:
-        """Give a slot what kept states hold."""
-        snapshot = None if load.snapshot is None else self.kept[load.snapshot]
-        blocks = [self.kept[one] for one in load.blocks]
-        write_copies(self.layers, load.slot, blocks, snapshot, load.end)
+    @torch.inference_mode()
+    def copies_of_pages(self, pages: Sequence[int], tokens: int) -> list[Copy]:
+        """A copy of each page of so many tokens."""
+        return copy_blocks(self.layers, pages, tokens)
 
     def begin_draft(self, slot: int) -> None:
         """Prepare a slot of the draft, which computes a sequence on its own."""
         _clear(self.draft_layers, slot)
 
-    def clear_draft(self, slot: int) -> None:
-        """Reset a slot of the draft to zero: it may hold NaN."""
+    def forget_draft(self, slot: int) -> None:
+        """A slot of the draft holds nothing that is used any more."""
         self._protected.pop((slot, True), None)
-        for layer in self.draft_layers:
-            layer.clear(slot)
 
     def layout(self) -> StateLayout:
         """The tensors of the state of a slot."""
@@ -120,9 +130,11 @@ class CachePool:
     def _make_layers(self) -> None:
         self.layers: Sequence[LayerCache] = self._make_caches()
         self.draft_layers: Sequence[LayerCache] = self._make_draft_caches()
-        for layer in self.layers:
-            if isinstance(layer, FullKVCache):
-                layer.share(self.shared)
+        self._attach()
+
+    def _attach(self) -> None:
+        for layer in paged(self._all):
+            layer.attach(self.table.tensor)
 
 
 class _Protected:
@@ -131,9 +143,7 @@ class _Protected:
 
     def __init__(self, layers: Sequence[LayerCache], slot: int, start: int, end: int) -> None:
         self._slot, self._start, self._end = slot, start, end
-        self._saved = [
-            (layer, layer.save(slot, start, end)) for layer in layers if not layer.by_position
-        ]
+        self._saved = [(layer, layer.save(slot, start, end)) for layer in by_slot(layers)]
 
     def rewind(self, kept: int) -> None:
         """Take back the tokens [kept, end); see `Rewinding.kept`."""
@@ -143,6 +153,5 @@ class _Protected:
 
 
 def _clear(layers: Sequence[LayerCache], slot: int) -> None:
-    for layer in layers:
-        if layer.needs_clearing:
-            layer.clear(slot)
+    for layer in by_slot(layers):
+        layer.clear(slot)

@@ -1,8 +1,8 @@
 """Prefix caching: a sequence starts from the cached state of its longest known prefix.
 
-Each sequence has a chain of keys, one per block of its tokens. When it is admitted, the longest
-kept prefix of its chain is copied into its slot. After each step of its prefill, and when it ends,
-its own state is copied into the store. A slot is contiguous and belongs to one sequence.
+Each sequence has a chain of keys, one per block of its tokens. When it is admitted, it begins with
+the pages of the longest kept prefix of its chain. After each step of its prefill, and when it ends,
+its own pages are kept as well: what is in a whole page does not change any more.
 
 Layers that keep every position (full attention) can be cut at any block edge afterwards. All
 others (sliding windows, recurrent states) exist only for the last token, so a model that has such
@@ -22,9 +22,9 @@ from typing import Protocol
 
 from worker.cache.block_keys import BlockKeys, root_key, salt_hash
 from worker.cache.book import CacheBook
-from worker.cache.changes import Load, Retain, SaveBlocks, SaveSnapshot
+from worker.cache.changes import Retain, SaveSnapshot
 from worker.cache.prefix_match import Hit, PrefixMatch
-from worker.cache.prefix_store import BLOCK, OVERHEAD, Block
+from worker.cache.prefix_store import BLOCK, Block, StateRef
 from worker.cache.session_states import SessionStates
 from worker.cache.snapshot_points import SnapshotPoints
 
@@ -112,10 +112,7 @@ class PrefixCache:
         begin = self._match(sequence).end
         for other in ahead:
             end = self._promised(other, self._shared(sequence, other))
-            if (
-                begin <= other.computed < end
-                and self._book.bytes_for_one(end) <= self._book.bytes_for_kept
-            ):
+            if begin <= other.computed < end:
                 return True
         return False
 
@@ -174,7 +171,7 @@ class PrefixCache:
         """Forget all sequences, and what was kept of them."""
         self._progress.clear()
         pinned = self._store.keep_pinned()
-        self._book.emit(Retain(tuple([state.number for state in pinned])))
+        self._book.emit(Retain(tuple([copy.number for copy in pinned])))
 
     def close(self) -> None:
         """Keep nothing any more, but in files."""
@@ -189,15 +186,14 @@ class PrefixCache:
         sequence.computed = hit.end
         count = self.count(sequence, budget)
         with self._store.referenced(hit.keys) as blocks:
-            if not self._book.reserve(slot, hit.end + count):
+            if hit.end:
+                found = self._book.begin_with(slot, blocks, hit.end + count)
+            else:
+                found = self._book.reserve(slot, count)
+            if not found:
                 sequence.computed = 0
                 return 0
             if hit.end:
-                states = tuple([block.state.number for block in blocks])
-                last = blocks[-1].snapshot
-                snapshot = None if last is None else last.number
-                self._book.emit(Load(slot, states, snapshot, hit.end))
-                self._book.shared.hold(slot, blocks)
                 self._store.touch(hit.keys)
                 self._store.confirm(hit.keys[-1])
             else:
@@ -226,30 +222,19 @@ class PrefixCache:
             self.sessions.ended(sequence.session, chain, path, token_ids, len(sequence.prompt_ids))
 
     def _keep(self, sequence: Sequence, end: int) -> list[bytes]:
-        """Keep the blocks of the first `end` tokens. Returns the keys of those that are kept: all,
-        or the first ones if there is no room for more."""
+        """Keep the blocks of the first `end` tokens. Returns their keys."""
         assert sequence.slot is not None
         keys = self._keys(sequence, end // BLOCK)
-        path = keys[: self._store.known(keys)]
-        with self._store.referenced(path) as before:
-            each = self._book.sizes.blocks(BLOCK)
-            known = len(path)
-            limit = self._book.room_for((len(keys) - known) * (OVERHEAD + each))
-            new = keys[known : known + self._store.fit(len(keys) - known, OVERHEAD + each, limit)]
-            start, end = known * BLOCK, (known + len(new)) * BLOCK
-            if new:
-                states = [self._book.new_state(each) for _ in new]
-                numbers = tuple([state.number for state in states])
-                self._book.emit(SaveBlocks(sequence.slot, start, end, numbers))
-                parents = [self._progress[sequence].chain.parent(known), *new]
-                blocks = {
-                    key: Block(parent, BLOCK, state)
-                    for key, parent, state in zip(new, parents, states, strict=False)
-                }
-                self._store.extend(blocks)
-                self._book.shared.extend(sequence.slot, before, [*blocks.values()])
-        self._store.touch([*path, *new])
-        return path + new
+        known = self._store.known(keys)
+        if new := keys[known:]:
+            parents = [self._progress[sequence].chain.parent(known), *new]
+            blocks: dict[bytes, Block[StateRef]] = {
+                key: Block(parent, BLOCK) for key, parent in zip(new, parents, strict=False)
+            }
+            self._store.extend(blocks)
+            self._book.keep_pages(sequence.slot, known, blocks.values())
+        self._store.touch(keys)
+        return keys
 
     def _keep_snapshot(
         self, sequence: Sequence, path: list[bytes], *, provisional: bool = False
@@ -259,8 +244,9 @@ class PrefixCache:
         slot, end = sequence.slot, sequence.computed
         assert slot is not None
         start = len(path) * BLOCK
-        if not 0 < start <= end < start + BLOCK:
-            return path  # there was no room for all blocks before it
+        assert start <= end < start + BLOCK
+        if not start:
+            return path
         tail = sequence.tokens(start, end)
         whole = [*path, self._progress[sequence].chain.key(len(path), tail)] if tail else path
         key = whole[-1]
@@ -271,10 +257,8 @@ class PrefixCache:
                 self._store.confirm(key)
             return whole
         sizes, emit = self._book.sizes, self._book.emit
-        snapshot = self._book.new_state(sizes.snapshot(end))
+        snapshot = self._book.new_copy(sizes.snapshot(end))
         needed = snapshot.nbytes
-        if tail:
-            needed += OVERHEAD + sizes.blocks(len(tail))
         share = self._book.limit_bytes // PROVISIONAL_SHARE
         with self._store.referenced(path):
             if provisional and not self._store.room_for_provisional(needed, share):
@@ -282,9 +266,9 @@ class PrefixCache:
             if not self._store.shrink(self._book.room_for(needed) - needed):
                 return path
             if tail:
-                state = self._book.new_state(sizes.blocks(len(tail)))
-                emit(SaveBlocks(slot, start, end, (state.number,)))
-                self._store.extend({key: Block(path[-1], len(tail), state)})
+                short: Block[StateRef] = Block(path[-1], len(tail))
+                self._store.extend({key: short})
+                self._book.keep_pages(slot, len(path), [short])
             emit(SaveSnapshot(slot, end, snapshot.number))
             self._store.attach(key, snapshot, provisional=provisional)
         self._store.touch(whole)

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from worker.cache.block_keys import BlockKeys
+from worker.cache.book import CacheBook
 from worker.cache.copies import Copy
 from worker.cache.prefix_store import BLOCK, Block, PrefixStore, StateRef
 
 NEWEST_SNAPSHOTS = 2  # taken from a path: the newest ones
+
+
+class Tensors(Protocol):
+    """Knows the tensors of what is kept."""
+
+    def copy_of(self, copy: StateRef) -> Copy | None:
+        """Those of a copy or snapshot; None if it was not saved, or not yet."""
+
+    def copies_of_pages(self, pages: Sequence[int], tokens: int) -> list[Copy]:
+        """A copy of each page of so many tokens; the last one may have fewer than the others."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,7 @@ class PrefixState:
 
 def take(
     store: PrefixStore[StateRef],
-    copy_of: Callable[[StateRef], Copy | None],
+    tensors: Tensors,
     path: Sequence[bytes],
     token_ids: Sequence[int],
     *,
@@ -51,17 +63,16 @@ def take(
 ) -> PrefixState | None:
     """The state of a path, up to the last snapshot if the model needs `snapshots`; None if it isn't
     in the store any more, or was not saved."""
-    blocks: list[Copy] = []
+    known = [store.get(key) for key in path]
+    blocks = [block for block in known if block is not None]
+    copies = _copies(blocks, tensors)
+    if len(blocks) < len(known) or copies is None:
+        return None
     found: dict[int, Copy] = {}
     end = 0
-    for key in path:
-        block = store.get(key)
-        copy = None if block is None else copy_of(block.state)
-        if block is None or copy is None:
-            return None
-        blocks.append(copy)
+    for block in blocks:
         end += block.length
-        snapshot = None if block.snapshot is None else copy_of(block.snapshot)
+        snapshot = None if block.snapshot is None else tensors.copy_of(block.snapshot)
         if snapshot is not None:
             found[end] = snapshot
     if snapshots:
@@ -69,44 +80,61 @@ def take(
     newest = sorted(found)[-NEWEST_SNAPSHOTS:]
     return (
         PrefixState(
-            list(token_ids[:end]), blocks[: -(-end // BLOCK)], {at: found[at] for at in newest}
+            list(token_ids[:end]), copies[: -(-end // BLOCK)], {at: found[at] for at in newest}
         )
         if end
         else None
     )
 
 
-def adopted(block: Block[Copy], adopt: Callable[[Copy], StateRef]) -> Block[StateRef]:
-    """A block of a store; `adopt` gives a copy to the device."""
+def _copies(blocks: Sequence[Block[StateRef]], tensors: Tensors) -> list[Copy] | None:
+    """A copy of each block of a path; None if one is not there."""
+    in_pages = [block for block in blocks if block.copy is None]
+    pages = [block.page for block in in_pages if block.page is not None]
+    if len(pages) < len(in_pages):
+        return None
+    read = iter(tensors.copies_of_pages(pages, sum(block.length for block in in_pages)))
+    copies = [next(read) if block.copy is None else tensors.copy_of(block.copy) for block in blocks]
+    found = [copy for copy in copies if copy is not None]
+    return found if len(found) == len(copies) else None
+
+
+Adopt = Callable[[Copy], StateRef]  # gives a copy to the device
+
+
+def pinnable(block: Block[Copy], adopt: Adopt) -> Block[StateRef]:
+    """A block of a store, which keeps its copy."""
+    assert block.copy is not None
     snapshot = None if block.snapshot is None else adopt(block.snapshot)
-    return Block(block.parent, block.length, adopt(block.state), snapshot)
+    return Block(block.parent, block.length, adopt(block.copy), snapshot)
 
 
-def add(
-    store: PrefixStore[StateRef],
-    adopt: Callable[[Copy], StateRef],
-    state: PrefixState,
-    chain: BlockKeys,
-    limit: int,
-) -> None:
-    """Add a state to a store of at most `limit` bytes, if there is room for all of it."""
-    blocks = state.as_blocks(chain)
+def add(book: CacheBook, adopt: Adopt, state: PrefixState, chain: BlockKeys) -> None:
+    """Keep a state, in pages, if there is room for all of it."""
+    store, blocks = book.kept, state.as_blocks(chain)
     keys = [*blocks]
     path = keys[: store.known(keys)]
+    new = keys[len(path) :]
     snapshots: dict[bytes, Copy] = {}
     for key, block in blocks.items():
         known = store.get(key)
         if block.snapshot is not None and (known is None or known.snapshot is None):
             snapshots[key] = block.snapshot
-        block.snapshot = None  # attached below
-    new = {key: blocks[key] for key in keys[len(path) :]}
-    needed = sum(block.nbytes for block in new.values())
-    needed += sum(snapshot.nbytes for snapshot in snapshots.values())
+    needed = sum(snapshot.nbytes for snapshot in snapshots.values())
     with store.referenced(path):
-        if not store.shrink(limit - needed):
+        if not book.have_pages(len(new)) or not store.shrink(book.room_for(needed) - needed):
             return
-        store.extend({key: adopted(block, adopt) for key, block in new.items()})
+        kept: dict[bytes, Block[StateRef]] = {
+            key: Block(blocks[key].parent, blocks[key].length) for key in new
+        }
+        store.extend(kept)
+        book.fill_pages((kept[key], adopt(_copy(blocks[key]))) for key in new)
         store.touch(keys)
         for key, snapshot in snapshots.items():
             if not store.pinned(key):
                 store.attach(key, adopt(snapshot))
+
+
+def _copy(block: Block[Copy]) -> Copy:
+    assert block.copy is not None
+    return block.copy

@@ -2,35 +2,36 @@
 eviction.
 
 A block's key is a hash of its tokens and of the key of the block before it, so a key stands for the
-whole text up to the block's end. The store knows numbers only: of each state its bytes, and the
-number by which the device finds it (`worker.cache.pool`).
+whole text up to the block's end. What its tokens added is in a page of the cache, or in a copy
+beside it, or in both. The store knows numbers only: of each page and each copy the number by which
+the device finds it (`worker.cache.pool`), and the bytes of copies.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-BLOCK = 16  # tokens
-OVERHEAD = 512  # bytes of a block in addition to its state
+from worker.kernels.attention import PAGE
+
+BLOCK = PAGE  # tokens
 MAX_SNAPSHOTS = 64  # kept by one store, not counting provisional ones
 MAX_PROVISIONAL = 16
 
 
 class State(Protocol):
-    """The state of a block or a snapshot."""
+    """A copy of what the tokens of a block added, or a snapshot."""
 
     @property
     def nbytes(self) -> int: ...
 
 
 class StateRef(NamedTuple):
-    """A state on the device. No other one ever has its number."""
+    """A copy on the device. No other one ever has its number."""
 
     number: int
     nbytes: int
@@ -41,21 +42,25 @@ Kept = TypeVar("Kept", bound=State)
 
 @dataclass(eq=False, slots=True)
 class Block(Generic[Kept]):
-    """The state that `length` tokens added; `snapshot`: of layers whose state at the block's end
-    cannot be put together from blocks. `number`: no other block has it."""
+    """What `length` tokens added: in a page, or a `copy` of it. `snapshot`: of layers whose state
+    at the block's end cannot be put together from blocks."""
 
     parent: bytes
     length: int
-    state: Kept
+    copy: Kept | None = None
     snapshot: Kept | None = None
+    page: int | None = None
     references: int = 0
     tails: set[int] = field(default_factory=set)  # lengths of shorter blocks after this one
-    number: int = field(default_factory=count().__next__)
 
     @property
     def nbytes(self) -> int:
-        snapshot = 0 if self.snapshot is None else self.snapshot.nbytes
-        return OVERHEAD + self.state.nbytes + snapshot
+        """Bytes of the copies."""
+        return sum(one.nbytes for one in self.copies)
+
+    @property
+    def copies(self) -> list[Kept]:
+        return [one for one in (self.copy, self.snapshot) if one is not None]
 
 
 class PrefixStore(Generic[Kept]):
@@ -66,14 +71,16 @@ class PrefixStore(Generic[Kept]):
     Provisional snapshots are few, so that they never displace the others.
 
     `on_evict` is called with the key of each block before it is evicted, or loses its snapshot;
-    `on_drop` with each state that the store does not hold any more.
+    `on_drop` with each copy or snapshot that the store does not hold any more, and `on_drop_page`
+    with each page.
     """
 
     def __init__(self) -> None:
         self.nbytes = 0
         self.pinned_bytes = 0
         self.on_evict: Callable[[bytes], None] = lambda key: None
-        self.on_drop: Callable[[Kept], None] = lambda state: None
+        self.on_drop: Callable[[Kept], None] = lambda copy: None
+        self.on_drop_page: Callable[[int], None] = lambda page: None
         self._pinned: set[bytes] = set()
         # Least recently used first, and every block before its parent.
         self._blocks: OrderedDict[bytes, Block[Kept]] = OrderedDict()
@@ -162,45 +169,34 @@ class PrefixStore(Generic[Kept]):
                     old.snapshot, block.snapshot = block.snapshot, None
                     self.nbytes += old.snapshot.nbytes
                     self.pinned_bytes += old.snapshot.nbytes
-                self._drop_states(block)
+                self._drop_state(block)
                 continue
             if old is not None:
                 block.tails |= old.tails
                 self.nbytes -= old.nbytes
                 self._forget_snapshot(key)
-                self._drop_states(old)
+                self._drop_state(old)
             self.extend({key: block})
             block.references += 1
             self._pinned.add(key)
             self.pinned_bytes += block.nbytes
 
-    def fit(self, count: int, each: int, limit: int) -> int:
-        """Make room within `limit` bytes for up to `count` blocks of `each` bytes. Returns for how
-        many there is room now."""
-        if count and not self.shrink(limit - count * each):
-            held = sum(block.nbytes for block in self._blocks.values() if block.references)
-            count = max(0, (limit - held) // each)
-            if count:
-                self.shrink(limit - count * each)
-        return count
-
     def shrink(self, limit: int) -> bool:
-        """Evict until at most `limit` bytes are kept. Returns False, with nothing changed, if
-        references prevent it."""
+        """Evict snapshots until at most `limit` bytes are kept. Returns False, with nothing
+        changed, if references prevent it."""
         if self.nbytes <= limit:
             return True
         victims, left = [], self.nbytes
         for key, block in self._blocks.items():
             if left <= limit:
                 break
-            if not block.references:
+            if block.snapshot is not None and not block.references:
                 victims.append(key)
-                left -= block.nbytes
+                left -= block.snapshot.nbytes
         if left > limit:
             return False
         for key in victims:
-            self.on_evict(key)
-            self._remove(key)
+            self._remove_snapshot(key)
         return True
 
     def evict(self, nbytes: int) -> int:
@@ -209,6 +205,43 @@ class PrefixStore(Generic[Kept]):
         held = sum(block.nbytes for block in self._blocks.values() if block.references)
         self.shrink(max(before - nbytes, held))
         return before - self.nbytes
+
+    def evict_pages(self, count: int, in_slot: Callable[[int], bool]) -> bool:
+        """Evict until so many pages are free that no slot has. Returns False, with nothing changed,
+        if they are too few."""
+        victims = self._with_free_pages(count, in_slot)
+        if len(victims) < count:
+            return False
+        self._evict_pages(victims)
+        return True
+
+    def evict_some(self, count: int, in_slot: Callable[[int], bool]) -> None:
+        """Evict up to so many pages that no slot has."""
+        self._evict_pages(self._with_free_pages(count, in_slot))
+
+    def _evict_pages(self, victims: Iterable[bytes]) -> None:
+        for key in victims:
+            if key in self._pinned:  # which has a copy
+                self._drop_page(self._blocks[key])
+            else:
+                self.on_evict(key)
+                self._remove(key)
+
+    def _with_free_pages(self, count: int, in_slot: Callable[[int], bool]) -> list[bytes]:
+        """The keys of up to so many blocks whose pages can be free, least recently used first."""
+        found: list[bytes] = []
+        stay: set[bytes] = set()  # what blocks that stay continue
+        for key, block in self._blocks.items():
+            if len(found) == count:
+                break
+            pinned = key in self._pinned
+            free = block.page is not None and not in_slot(block.page)
+            if free and block.references == pinned and (pinned or key not in stay):
+                found.append(key)
+                if not pinned:
+                    continue
+            stay.add(block.parent)
+        return found
 
     def drop(self, keys: Sequence[bytes]) -> None:
         """Remove blocks, and all that continue them, but no pinned ones."""
@@ -221,8 +254,10 @@ class PrefixStore(Generic[Kept]):
                 self._remove(key)
 
     def keep_pinned(self) -> list[Kept]:
-        """Drop all but pinned blocks, whatever an interrupted change has left. Returns the states
+        """Drop all but pinned blocks, whatever an interrupted change has left. Returns the copies
         that are left, and tells `on_drop` nothing."""
+        for key in self._blocks.keys() - self._pinned:
+            self._drop_page(self._blocks[key])
         order = (key for key in self._blocks if key in self._pinned)
         blocks = OrderedDict((key, self._blocks[key]) for key in order)
         for block in blocks.values():
@@ -235,12 +270,11 @@ class PrefixStore(Generic[Kept]):
         self._snapshots.clear()
         self._provisional.clear()
         self.nbytes = self.pinned_bytes = sum(block.nbytes for block in blocks.values())
-        states = [state for block in blocks.values() for state in (block.state, block.snapshot)]
-        return [state for state in states if state is not None]
+        return [one for block in blocks.values() for one in block.copies]
 
     def clear(self) -> None:
         for block in self._blocks.values():
-            self._drop_states(block)
+            self._drop_state(block)
         self._blocks.clear()
         self._snapshots.clear()
         self._provisional.clear()
@@ -252,12 +286,17 @@ class PrefixStore(Generic[Kept]):
         assert not block.references
         self._forget_snapshot(key)
         self.nbytes -= block.nbytes
-        self._drop_states(block)
+        self._drop_state(block)
 
-    def _drop_states(self, block: Block[Kept]) -> None:
-        self.on_drop(block.state)
-        if block.snapshot is not None:
-            self.on_drop(block.snapshot)
+    def _drop_state(self, block: Block[Kept]) -> None:
+        self._drop_page(block)
+        for one in block.copies:
+            self.on_drop(one)
+
+    def _drop_page(self, block: Block[Kept]) -> None:
+        if block.page is not None:
+            self.on_drop_page(block.page)
+            block.page = None
 
     def _snapshot_bytes(self, key: bytes) -> int:
         snapshot = self._blocks[key].snapshot

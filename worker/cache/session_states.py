@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from worker.cache.block_keys import BlockKeys
-from worker.cache.copies import Copy
+from worker.cache.book import CacheBook
 from worker.cache.prefix_match import PrefixMatch
-from worker.cache.prefix_state import PrefixState, add, take
-from worker.cache.prefix_store import BLOCK, StateRef
+from worker.cache.prefix_state import Adopt, PrefixState, Tensors, add, take
+from worker.cache.prefix_store import BLOCK
 from worker.cache.state_dir import StateDir
 from worker.cache.state_file import Origin
 
@@ -44,25 +44,24 @@ Write = tuple[str, Origin, PrefixState, float]
 
 
 class SessionStates:
-    """`origin_of(prompt length)`: what computes the state of such prompts. `copy_of`: the tensors
-    of a kept state; `adopt`: keeps others. `room`: bytes that the store may have. `waiting_bytes`:
-    the limit of state that waits to be written, and of state that was read and waits to be used;
-    beyond it state is given up."""
+    """`origin_of(prompt length)`: what computes the state of such prompts. `tensors`: of what the
+    book keeps; `adopt`: gives it others. `waiting_bytes`: the limit of state that waits to be
+    written, and of state that was read and waits to be used; beyond it state is given up."""
 
     def __init__(
         self,
         folder: StateDir,
         matching: PrefixMatch,
         origin_of: Callable[[int], Origin],
-        copy_of: Callable[[StateRef], Copy | None],
-        adopt: Callable[[Copy], StateRef],
-        room: Callable[[], int],
+        book: CacheBook,
+        tensors: Tensors,
+        adopt: Adopt,
         waiting_bytes: int,
     ) -> None:
         self._folder, self._matching = folder, matching
         self._store = matching.store
-        self._origin_of, self._room = origin_of, room
-        self._copy_of, self._adopt = copy_of, adopt
+        self._origin_of, self._book = origin_of, book
+        self._tensors, self._adopt = tensors, adopt
         self._limit = waiting_bytes
         self._ended: dict[bytes, _Ended] = {}  # by the last key of its path, oldest first
         self._last: dict[str, bytes] = {}  # that key, by the name of the file
@@ -109,7 +108,7 @@ class SessionStates:
             return
         waiting = sum(state.nbytes for state, _ in [*self._fetched])
         nbytes = found.changed[1]
-        if nbytes > self._room() or waiting + nbytes > self._limit:
+        if waiting + nbytes > self._limit:
             return
         state = self._folder.read(found)
         if state is not None:
@@ -119,7 +118,7 @@ class SessionStates:
         """Add to the store what was read."""
         while self._fetched:
             state, chain = self._fetched.popleft()
-            add(self._store, self._adopt, state, chain, self._room())
+            add(self._book, self._adopt, state, chain)
 
     def close(self) -> None:
         """Write the state of all sessions, those of the newest turns first, and end the thread."""
@@ -151,7 +150,7 @@ class SessionStates:
 
     def _take(self, ended: _Ended) -> PrefixState | None:
         needs = self._matching.snapshots
-        return take(self._store, self._copy_of, ended.path, ended.token_ids, snapshots=needs)
+        return take(self._store, self._tensors, ended.path, ended.token_ids, snapshots=needs)
 
     def _forget(self, name: str) -> None:
         key = self._last.pop(name, None)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from worker.layers.cache import LayerCache
+from worker.layers.cache import LayerCache, Size, by_slot, paged, sequence_size
 from worker.layers.kv_cache import WindowKVCache
 
+BOOKKEEPING = 512  # bytes of a page that no layer has
 LEAST_TOKENS = 1024  # of one sequence, which a model's cache always has room for
 
 
@@ -15,7 +16,7 @@ class Rewinding:
 
     def __init__(self, layers: Sequence[LayerCache]) -> None:
         # True if tokens overwrite what earlier ones need; else nothing is taken back.
-        self.protects = not all(layer.by_position for layer in layers)
+        self.protects = bool(by_slot(layers))
         self._partly = all(layer.rewinds for layer in layers)
 
     def kept(self, start: int, wanted: int, end: int) -> int:
@@ -39,8 +40,8 @@ class CacheSizes:
         self._ranks = ranks
         everything = [*layers, *draft_layers]
         self._all = [layer.bytes_for for layer in everything]
-        self._by_position = [layer.bytes_for for layer in layers if layer.by_position]
-        self._at_end = [layer.bytes_for for layer in layers if not layer.by_position]
+        self._token_bytes = sum(layer.token_bytes for layer in paged(layers))
+        self._at_end = [layer.bytes_for for layer in by_slot(layers)]
         # The state of some layers depends on where the sequence ends.
         self.needs_snapshots = bool(self._at_end)
         self.needs_clearing = any(layer.needs_clearing for layer in layers)
@@ -48,18 +49,23 @@ class CacheSizes:
         windows = [one.window for one in everything if isinstance(one, WindowKVCache)]
         self.smallest_window = min((one for one in windows if one is not None), default=None)
 
-    def storage(self, slots: int, columns: int) -> int:
-        """Bytes of the storage of so many slots of so many tokens."""
-        return self._ranks * sum(bytes_for(slots, columns) for bytes_for in self._all)
+    def storage(self, size: Size) -> int:
+        """Bytes of the storage."""
+        pages = 0 if self._token_bytes else size.pages * BOOKKEEPING
+        return pages + self._ranks * sum(bytes_for(size) for bytes_for in self._all)
+
+    def sequence(self, tokens: int) -> int:
+        """Bytes of the storage of one sequence of so many tokens."""
+        return self.storage(sequence_size(tokens))
 
     def least(self, context: int) -> int:
         """Bytes that are kept for the cache of a model with such a context."""
-        return self.storage(1, min(context, LEAST_TOKENS))
+        return self.sequence(min(context, LEAST_TOKENS))
 
     def blocks(self, tokens: int) -> int:
         """Bytes of kept blocks of so many tokens."""
-        return self._ranks * sum(bytes_for(1, tokens) for bytes_for in self._by_position)
+        return self._ranks * tokens * self._token_bytes
 
     def snapshot(self, end: int) -> int:
         """Bytes of a snapshot after `end` tokens."""
-        return self._ranks * sum(bytes_for(1, end) for bytes_for in self._at_end)
+        return self._ranks * sum(bytes_for(Size(1, end, 0)) for bytes_for in self._at_end)

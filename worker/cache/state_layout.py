@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.cache.prefix_store import BLOCK
-from worker.layers.cache import LayerCache
+from worker.layers.cache import LayerCache, Size, by_slot, paged
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +29,22 @@ class StateLayout:
 
     def blocks(self, end: int) -> list[StateTensor]:
         """The tensors of the first `end` tokens, in the order of `copy_blocks`."""
-        return [
-            StateTensor(name, dtype, (shape[0], end, *shape[2:]))
-            for name, dtype, shape in self._views(BLOCK, by_position=True)
-        ]
+        found = []
+        for number, layer in enumerate(self._make_caches()):
+            for one in paged([layer]):
+                for part, storage in zip(one.parts, one.storage(), strict=True):
+                    _, heads, _, *rest = storage.shape
+                    name = f"layers.{number}.{part}"
+                    found.append(StateTensor(name, storage.dtype, (heads, end, *rest)))
+        return found
 
     def snapshot(self, end: int) -> list[StateTensor]:
         """The tensors of a snapshot after `end` tokens, in the order of `copy_snapshot`."""
-        return [
-            StateTensor(f"{name}.after.{end}", dtype, shape)
-            for name, dtype, shape in self._views(end, by_position=False)
-        ]
-
-    def _views(
-        self, end: int, *, by_position: bool
-    ) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
         found = []
         for number, layer in enumerate(self._make_caches()):
-            if layer.by_position != by_position:
-                continue
-            layer.resize(1, end, keep=0)
-            for part, view in zip(layer.parts, layer.views(0, 0, end), strict=True):
-                found.append((f"layers.{number}.{part}", view.dtype, tuple(view.shape)))
+            for one in by_slot([layer]):
+                one.resize(Size(1, end, 0), keep=0)
+                for part, view in zip(one.parts, one.views(0, end), strict=True):
+                    name = f"layers.{number}.{part}.after.{end}"
+                    found.append(StateTensor(name, view.dtype, tuple(view.shape)))
         return found

@@ -26,11 +26,11 @@ class StateSaver:
         """Keep what is wanted of a slot that has computed the first `end` tokens."""
         count, sizes = len(self._token_ids), self._book.sizes
         if sizes.needs_snapshots and end in (count, count // self.stride * self.stride):
-            state = self._snapshots[end] = self._book.new_state(sizes.snapshot(end))
+            state = self._snapshots[end] = self._book.new_copy(sizes.snapshot(end))
             self._book.emit(SaveSnapshot(slot, end, state.number))
         if end == count:
             each = sizes.blocks(BLOCK)
-            self._blocks = [self._book.new_state(each) for _ in range(0, count, BLOCK)]
+            self._blocks = [self._book.new_copy(each) for _ in range(0, count, BLOCK)]
             numbers = tuple([state.number for state in self._blocks])
             self._book.emit(SaveBlocks(slot, 0, count, numbers))
 

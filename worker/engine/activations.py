@@ -18,12 +18,13 @@ from typing import NamedTuple
 import torch
 
 from jobs.sizes import size_text
-from worker.cache.changes import Clear, Resize
+from worker.cache.changes import Place, Resize
 from worker.cache.pool import CachePool
 from worker.checkpoint.config import ModelConfig
 from worker.device import computing, device_name, is_out_of_memory, limits, threads_of
 from worker.kernels.choices import Choices
 from worker.layers.batch import Batch, Span, row_order
+from worker.layers.cache import Size, by_slot, paged, pages_for
 from worker.loading.load import LoadedModel
 from worker.loading.preflight import Preflight
 from worker.model_spec import ModelSpec
@@ -123,10 +124,16 @@ def forward_peak(model: Model, device: torch.device, tokens: int, context: int) 
     """Bytes that the forward pass of `tokens` tokens takes at most, in as few sequences as the
     context allows. 0 if the system does not say."""
     lengths = [context] * (tokens // context) + [tokens % context] * (tokens % context > 0)
-    pool = CachePool(model.make_caches, slots=len(lengths))
-    pool.execute(Resize(len(lengths), max(lengths), 0))
-    for slot in range(len(lengths)):
-        pool.execute(Clear(slot))  # so that the pages of the cache are resident
+    pool = CachePool(model.make_caches, slots=len(lengths), device=device)
+    rows = [(slot, at) for slot, count in enumerate(lengths) for at in range(pages_for(count))]
+    pool.execute(Resize(Size(len(lengths), max(lengths), len(rows)), 0))
+    pool.execute(Place(tuple((*row, page) for page, row in enumerate(rows))))
+    for part in (part for layer in paged(pool.layers) for part in layer.storage()):
+        part.zero_()  # so that its memory is resident
+    for layer in by_slot(pool.layers):
+        for slot, count in enumerate(lengths):
+            for view in layer.views(slot, count):
+                view.zero_()
     spans = [Span(slot, 0, [0] * count, count) for slot, count in enumerate(lengths)]
     batch = Batch.lay_out(row_order(spans), device)
     found = [0]

@@ -101,7 +101,7 @@ class EngineCore:
         )
         self.runner = ModelRunner(
             loaded.model,
-            CachePool(*makers, slots=number),
+            CachePool(*makers, slots=number, device=loaded.device),
             self.device,
             drafting.model if drafting else None,
             draw=draw,
@@ -164,7 +164,7 @@ class EngineCore:
             context = spec.context or loaded.model.context_length
             slots = Slots.share(batch, interactive_slots, preempt)
             if ranks is not None:
-                ranks.begin(_slots_of_caches(slots))
+                ranks.connect(_slots_of_caches(slots))
             caches = loaded.model.make_caches(), drafting.make_caches() if drafting else ()
             least = CacheSizes(*caches, ranks=spec.tensor_parallel).least(context)
             return cls(
@@ -298,7 +298,7 @@ class EngineCore:
         """Drop up to so many bytes of kept state that no sequence uses, the least recently used
         first. Returns how many."""
         with self.changing():
-            return self.book.kept.evict(nbytes)
+            return self.book.give_back(nbytes)
 
     @property
     def bytes_held(self) -> int:
@@ -378,6 +378,7 @@ class EngineCore:
         self._scheduler.remove_cancelled()
         if self.prefix.sessions is not None:
             self.prefix.sessions.add_fetched()
+            self.runner.apply(self.book.take_changes())
 
     def _plan_smaller(self, error: StorageError) -> None:
         """Compute all sequences anew in less storage than the device had memory for."""

@@ -32,7 +32,7 @@ def footprint(
         activations=activations.nbytes,
         activations_measured=activations.measured,
         least_cache=sizes.least(context),
-        most_cache=sizes.storage(slots.batch + slots.paused + 1, context),
+        most_cache=(slots.batch + slots.paused + 1) * sizes.sequence(context),
     )
 
 

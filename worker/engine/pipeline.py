@@ -79,10 +79,11 @@ class Pipeline:
         token_ids = step.result.token_ids
         if token_ids is None:
             return None
+        following = self._scheduler.follow(step.scheduled)
+        if following is None:
+            return None
+        self._runner.apply(self._scheduler.book.take_changes())
         try:
-            following = self._scheduler.follow(step.scheduled)
-            if following is None:
-                return None
             logits = self._runner.follow(following, token_ids)
             scheduled = self._scheduler.scheduled
             next_step: Launched | Undrawn = Undrawn(scheduled, logits)

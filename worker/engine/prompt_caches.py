@@ -13,7 +13,7 @@ from jobs.errors import JobError, invalid
 from worker import device as devices
 from worker.cache.book import FIRST_COLUMNS, CacheBook
 from worker.cache.copies import Copy
-from worker.cache.prefix_state import PrefixState, adopted
+from worker.cache.prefix_state import Adopt, PrefixState, pinnable
 from worker.cache.prefix_store import BLOCK, StateRef
 from worker.cache.session_states import SessionStates
 from worker.cache.state_dir import StateDir
@@ -145,21 +145,21 @@ def pin_prompt_cache(core: EngineCore, state: PrefixState, path: Path) -> None:
             f"{others:.1f} MiB, and a sequence that begins with it needs {least / 2**20:.1f} MiB, "
             f"of {limit / 2**20:.1f} MiB for the KV cache: leave it out, or shorten its prompt",
         )
-    book.trim()
-    if not store.shrink(book.bytes_for_kept - needed):
+    book.give_back(max(0, needed - book.bytes_beside + store.nbytes))
+    if not store.shrink(book.bytes_beside - needed):
         raise JobError(
             "out_of_memory", f"{path} does not fit beside the sequences that run: load it later"
         )
     adopt = adopter(core.book, core.runner)
-    store.pin({key: adopted(block, adopt) for key, block in blocks.items()})
+    store.pin({key: pinnable(block, adopt) for key, block in blocks.items()})
     store.touch([*blocks])
 
 
-def adopter(book: CacheBook, runner: ModelRunner) -> Callable[[Copy], StateRef]:
-    """Returns what numbers a state that comes from a file, and gives it to the device."""
+def adopter(book: CacheBook, runner: ModelRunner) -> Adopt:
+    """Returns what numbers a copy that comes from a file, and gives it to the device."""
 
     def adopt(copy: Copy) -> StateRef:
-        state = book.new_state(copy.nbytes)
+        state = book.new_copy(copy.nbytes)
         runner.put(state, copy)
         return state
 
@@ -178,9 +178,9 @@ def keep_sessions(core: EngineCore, folder: Path, limit_bytes: int) -> None:
         StateDir(folder, limit_bytes, origin(1), layout, core.device, book.kept.pinned),
         core.prefix.matching,
         origin,
-        runner.copy_of,
+        book,
+        runner,
         adopter(book, runner),
-        lambda: book.bytes_for_kept,
         book.limit_bytes // WAITING_SHARE,
     )
 

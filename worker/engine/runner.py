@@ -172,13 +172,17 @@ class ModelRunner:
         self.apply(plan.changes)
         return self.draft.propose(plan, sampling)
 
-    def put(self, state: StateRef, copy: Copy) -> None:
-        """Keep a state that does not come from a slot."""
-        self.pool.kept[state.number] = copy
+    def put(self, number: StateRef, copy: Copy) -> None:
+        """Keep a copy that does not come from a slot."""
+        self.pool.kept[number.number] = copy
 
-    def copy_of(self, state: StateRef) -> Copy | None:
-        """The tensors of a kept state; None if it was not saved, or not yet."""
-        return self.pool.kept.get(state.number)
+    def copy_of(self, copy: StateRef) -> Copy | None:
+        """Implements `Tensors`."""
+        return self.pool.kept.get(copy.number)
+
+    def copies_of_pages(self, pages: Sequence[int], tokens: int) -> list[Copy]:
+        """Implements `Tensors`. All changes are made."""
+        return self.pool.copies_of_pages(pages, tokens)
 
     def require_one_rank(self) -> None:
         """Refuse to read or to give state of which each rank has a part. Raises JobError."""

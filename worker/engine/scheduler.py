@@ -110,7 +110,7 @@ class Scheduler:
         elif sequence in self.saving:
             self.saving.remove(sequence)
         self._prefix.end(sequence, usable=not poisoned)
-        self._release(sequence, poisoned=poisoned)
+        self._release(sequence)
         self.live.pop(sequence, None)
         if not self.live:
             self.book.forget_failure()
@@ -124,7 +124,6 @@ class Scheduler:
         spans = row_order([one.span() for one in scheduled])
         by_slot = {one.sequence.slot: one for one in scheduled}
         self.scheduled = [by_slot[span.slot] for span in spans]
-        self.book.shared.update()
         return StepPlan(self.book.take_changes(), tuple(spans))
 
     def follow(self, scheduled: SequenceOf[ScheduledSequence]) -> Following | None:
@@ -134,7 +133,7 @@ class Scheduler:
             return None
         if self.waiting and self._moved:
             return None  # perhaps one can be admitted
-        rows, longest, decoding = [], 0, 0
+        rows, needed, decoding = [], [], 0
         for row, one in enumerate(scheduled):
             sequence = one.sequence
             if sequence.ended:
@@ -145,14 +144,15 @@ class Scheduler:
             assert sequence.sampling is not None
             if len(sequence.output_ids) + 1 < sequence.sampling.params.max_tokens:
                 rows.append(row)
-                longest = max(longest, sequence.computed)
+                # The token that is computed now, and the next one.
+                needed.append((one.slot, sequence.computed + 2))
             elif self.waiting:
                 return None  # it leaves its place to another one
-        longest += 2  # the token that is computed now, and the next one
-        if not rows or decoding < len(self.running) or not self.book.has(longest):
+        if not rows or decoding < len(self.running) or not self.book.extend(needed):
             return None
         self.scheduled = [scheduled[row] for row in rows]
         low, high = self.scheduled[0].slot, self.scheduled[-1].slot + 1
+        longest = max(columns for _, columns in needed)
         return Following(tuple(rows), low, high, longest)
 
     def sampling(self, *, ahead: int = 0) -> SamplingBatch:
@@ -177,8 +177,6 @@ class Scheduler:
         for one, drawn in zip(scheduled, verified, strict=True):
             if not one.sequence.ended:
                 self._commit(one, drawn)
-            elif not all([token.finite for token in drawn.tokens]):
-                self.book.spoil(one.slot)
         self._speculation.end()
         self._others, self._alone = self._alone is not None, None
 
@@ -210,7 +208,7 @@ class Scheduler:
             self.finish_rate.count()
             self.remove(sequence, poisoned=drawn.spoiled)
         elif drawn.spoiled:  # its slot may hold NaN after its last token
-            self._preempt(sequence, first=True, poisoned=True)
+            self._preempt(sequence, first=True)
 
     def _select_alone(self) -> list[Selected]:
         """The sequence whose state is saved, if the last step was not its own."""
@@ -485,9 +483,9 @@ class Scheduler:
         waits = self.book.wait_for_others(sequence.computed + count, since, blocked=True)
         return waits and self.book.is_oldest(since)
 
-    def _preempt(self, sequence: Sequence, *, first: bool = False, poisoned: bool = False) -> None:
+    def _preempt(self, sequence: Sequence, *, first: bool = False) -> None:
         self._leave(sequence)
-        self._release(sequence, poisoned=poisoned)
+        self._release(sequence)
         self.waiting.put_back(sequence, first=first or not self._preemptible(sequence))
 
     def _leave(self, sequence: Sequence) -> None:
@@ -498,8 +496,8 @@ class Scheduler:
         sequence.fail(error)
         self.remove(sequence)
 
-    def _release(self, sequence: Sequence, *, poisoned: bool = False) -> None:
+    def _release(self, sequence: Sequence) -> None:
         sequence.computed = sequence.draft_computed = 0
         if sequence.slot is not None:
-            self.book.release(sequence.slot, poisoned=poisoned)
+            self.book.release(sequence.slot)
             sequence.slot = None

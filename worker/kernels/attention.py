@@ -19,44 +19,51 @@ MAX_DIM = 512
 MAX_GROUP = 64  # query heads per key-value head
 MAX_STATE = 16_384  # query heads per key-value head · channels
 MEASURED_TOKENS, MEASURED_COLUMNS = 8, 256
-PLACES = (6, 7, 10, 14)  # arguments of attend_decode that say where a cache is, see `Stored.place`
+PAGE = 16  # tokens of a page, as in src/attention.h
+# Arguments of attend_decode that say where a cache is, see `Stored.place`.
+PLACES = (6, 7, 8, 14)
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """The keys and values of a layer [slots, kv_heads, columns, head_dim]. The column of a position
-    is position % window with a window, else the position.
+    """The keys and values of a layer: with `pages` [pages, kv_heads, PAGE, head_dim], else
+    [slots, kv_heads, columns, head_dim]. The column of a position is position % window with a
+    window, else the position.
 
-    `shared`, int64 [slots, 2] on the CPU: of each slot another one, and how many of the first
-    columns are equal in both. Single tokens read these from the other slot.
+    `pages`, int32 [slots, n] on the same device: column c of a slot is column c % PAGE of page
+    c // PAGE in its row.
     """
 
     keys: Tensor
     values: Tensor
     window: int | None
-    shared: Tensor | None = None
+    pages: Tensor | None = None
 
     @cached_property
     def place(self) -> tuple[int, int, int, int]:
-        """Addresses of keys, values and `shared` (0: none), and the number of columns."""
-        shared = 0 if self.shared is None else self.shared.data_ptr()
-        return self.keys.data_ptr(), self.values.data_ptr(), shared, self.keys.shape[2]
+        """Addresses of keys, values and `pages` (0: none), and `capacity`."""
+        pages = 0 if self.pages is None else self.pages.data_ptr()
+        return self.keys.data_ptr(), self.values.data_ptr(), pages, self.capacity
+
+    @cached_property
+    def capacity(self) -> int:
+        """The columns of a slot, or the pages of one with `pages`."""
+        return self.keys.shape[2] if self.pages is None else self.pages.shape[1]
+
+    @cached_property
+    def columns(self) -> int:
+        """The columns that a slot can have."""
+        return self.capacity if self.pages is None else self.capacity * PAGE
 
     def require(self, *, slots: int, positions: int) -> None:
         """Raise IndexError unless there are that many slots and positions: kernels trust their
         arguments."""
         columns = positions if self.window is None else min(positions, self.window)
-        most_slots, most_columns = self._room
-        if slots > most_slots or columns > most_columns:
+        most = len(self.keys if self.pages is None else self.pages)
+        if slots > most or columns > self.columns:
             raise IndexError(
-                f"{slots} slots of {columns} columns, in a cache of {tuple(self.keys.shape)}"
+                f"{slots} slots of {columns} columns, in a cache of {most} slots of {self.columns}"
             )
-
-    @cached_property
-    def _room(self) -> tuple[int, int]:
-        """Slots and columns."""
-        slots, _, columns, _ = self.keys.shape
-        return slots, columns
 
 
 def serves(q: Tensor, stored: Stored) -> bool:
@@ -149,14 +156,14 @@ def attend_decode(
     values. `out` is contiguous. `pairs`: see `Way`; None: as this machine does so faster.
     """
     q, k, v = _adjacent(q), _adjacent(k), _adjacent(v)
-    keys, values, shared, _ = stored.place
+    keys, values, pages, _ = stored.place
     library.require().attend_decode(
         *_new(q, k, v),
         keys,
         values,
+        pages,
         slots.data_ptr(),
         positions.data_ptr(),
-        shared,
         None if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
         len(q),
@@ -188,10 +195,12 @@ def attend_chunks(
     begins.
     """
     q, k, v = _adjacent(q), _adjacent(k), _adjacent(v)
+    keys, values, pages, _ = stored.place
     library.require().attend_chunks(
         *_new(q, k, v),
-        stored.keys.data_ptr(),
-        stored.values.data_ptr(),
+        keys,
+        values,
+        pages,
         chunks.data_ptr(),
         len(chunks),
         None if sinks is None else sinks.data_ptr(),
@@ -212,8 +221,8 @@ def _new(*tensors: Tensor) -> Iterator[int]:
 
 
 def _shape(q: Tensor, stored: Stored) -> tuple[int, ...]:
-    """Columns of the caches, window, heads, key-value heads, channels."""
-    return stored.keys.shape[2], stored.window or 0, q.shape[1], stored.keys.shape[1], q.shape[2]
+    """Capacity and window of the caches, heads, key-value heads, channels."""
+    return stored.capacity, stored.window or 0, q.shape[1], stored.keys.shape[1], q.shape[2]
 
 
 def relocate(words: MutableSequence[int], first: int, stored: Stored) -> None:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.attention import Stored
+from worker.kernels.attention import PAGE, Stored
 from worker.kernels.triton_launch import kernel
 
 HOPPER = 232_448  # bytes of shared memory that a program may have
@@ -41,14 +41,13 @@ def attend_decode(
     sinks: Tensor | None,
     out: Tensor,
 ) -> None:
-    """As that of `worker.kernels.attention`, but each row belongs to another sequence, and there is
-    no row of another slot to read from. A row with a slot below 0 stores nothing; it gives zeros.
-    """
+    """As that of `worker.kernels.attention`, but each row belongs to another sequence. A row with
+    a slot below 0 stores nothing; it gives zeros."""
     (rows, heads, dim), kv_heads = q.shape, k.shape[1]
     keys, values = stored.keys, stored.values
     repeats = heads // kv_heads
     width, group = _padded(dim), max(GROUP, _padded(repeats))
-    splits = min(SPLITS, triton.cdiv(keys.shape[2], LEAST))  # that any row can have here
+    splits = min(SPLITS, triton.cdiv(stored.columns, LEAST))  # that any row can have here
     whole = splits == 1 and sinks is None
     partial = sums = out
     if not whole:
@@ -56,7 +55,8 @@ def attend_decode(
         sums = torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=q.device)
     window = stored.window or 0
     block = columns(width, q.dtype, _memory(q.device))
-    places = (keys.stride(0), keys.stride(1))
+    pages, places = _places(stored)
+    paged = {"page": 0 if stored.pages is None else PAGE}
     with torch.cuda.device_of(q):  # Triton starts kernels on the current device
         _append(
             (rows, kv_heads),
@@ -64,18 +64,21 @@ def attend_decode(
             v,
             keys,
             values,
+            pages,
             slots,
             positions,
             *(k.stride(0), k.stride(1), v.stride(0), v.stride(1), *places),
             window,
             dim=dim,
             width=width,
+            **paged,
         )
         _attend(
             (rows, kv_heads, splits),
             q,
             keys,
             values,
+            pages,
             slots,
             positions,
             partial,
@@ -96,6 +99,7 @@ def attend_decode(
             least=LEAST,
             capped=cap is not None,
             whole=whole,
+            **paged,
         )
         if whole:
             return
@@ -159,8 +163,9 @@ def attend_chunks(
     keys, values = stored.keys, stored.values
     width = _padded(dim)
     block = columns(width, q.dtype, _memory(q.device))
-    sizes = {"dim": dim, "width": width, "most": queries(q)}
-    places = (keys.stride(0), keys.stride(1))
+    page = 0 if stored.pages is None else PAGE
+    sizes = {"dim": dim, "width": width, "most": queries(q), "page": page}
+    pages, places = _places(stored)
     with torch.cuda.device_of(q):
         _append_pieces(
             (len(pieces), kv_heads),
@@ -168,6 +173,7 @@ def attend_chunks(
             v,
             keys,
             values,
+            pages,
             pieces,
             *(k.stride(0), k.stride(1), v.stride(0), v.stride(1), *places),
             **sizes,
@@ -177,6 +183,7 @@ def attend_chunks(
             q,
             keys,
             values,
+            pages,
             pieces,
             q if sinks is None else sinks,
             out,
@@ -193,6 +200,15 @@ def attend_chunks(
         )
 
 
+def _places(stored: Stored) -> tuple[Tensor, tuple[int, int, int]]:
+    """`Stored.pages`, or any tensor; and elements between slots (or pages) of a cache, between
+    heads, and between slots of `pages`."""
+    keys, pages = stored.keys, stored.pages
+    if pages is None:
+        return keys, (keys.stride(0), keys.stride(1), 0)
+    return pages, (keys.stride(0), keys.stride(1), pages.stride(0))
+
+
 @cache
 def _memory(device: torch.device) -> int:
     """Bytes of shared memory that a program may have."""
@@ -207,12 +223,33 @@ def _padded(size: int) -> int:
     return max(16, int(triton.next_power_of_2(size)))
 
 
+@triton.jit
+def _place(
+    pages,
+    slot,
+    column,
+    known,
+    slot_stride,
+    head_stride,
+    entries,
+    head,
+    dim: tl.constexpr,
+    page: tl.constexpr,
+):
+    """Elements before columns of a slot and a head. `page`: its tokens; 0: there are no pages."""
+    if page > 0:
+        number = tl.load(pages + slot * entries + column // page, mask=known, other=0).to(tl.int64)
+        return number * slot_stride + head * head_stride + (column % page) * dim
+    return slot * slot_stride + head * head_stride + column * dim
+
+
 @kernel
 def _append(
     k,
     v,
     keys,
     values,
+    pages,
     slots,
     positions,
     k_row,
@@ -221,9 +258,11 @@ def _append(
     v_head,
     slot_stride,
     head_stride,
+    entries,
     window,
     dim: tl.constexpr,
     width: tl.constexpr,
+    page: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot, column = tl.load(slots + row), tl.load(positions + row)
@@ -231,7 +270,9 @@ def _append(
         column = column % window
     d = tl.arange(0, width)
     real = d < dim
-    to = slot * slot_stride + head * head_stride + column * dim + d
+    to = d + _place(
+        pages, slot, column, slot >= 0, slot_stride, head_stride, entries, head, dim, page
+    )
     stored = real & (slot >= 0)
     tl.store(keys + to, tl.load(k + row * k_row + head * k_head + d, mask=real), mask=stored)
     tl.store(values + to, tl.load(v + row * v_row + head * v_head + d, mask=real), mask=stored)
@@ -254,6 +295,7 @@ def _attend(
     q,
     keys,
     values,
+    pages,
     slots,
     positions,
     partial,
@@ -265,6 +307,7 @@ def _attend(
     q_head,
     slot_stride,
     head_stride,
+    entries,
     heads,
     window,
     dim: tl.constexpr,
@@ -277,6 +320,7 @@ def _attend(
     least: tl.constexpr,
     capped: tl.constexpr,
     whole: tl.constexpr,
+    page: tl.constexpr,
 ):
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     slot, length, share = _range(slots, positions, row, window, block, most_splits, least)
@@ -296,11 +340,11 @@ def _attend(
         most = tl.full([group], float("-inf"), tl.float32)
         total = tl.zeros([group], tl.float32)
         result = tl.zeros([group, width], tl.float32)
-        base = slot * slot_stride + head * head_stride
         for start in range(begin, end, block):
             c = start + tl.arange(0, block)
             seen = c < end
-            at = base + c[:, None] * dim + d[None, :]
+            at = _place(pages, slot, c, seen, slot_stride, head_stride, entries, head, dim, page)
+            at = at[:, None] + d[None, :]
             mask = seen[:, None] & real_d[None, :]
             found = tl.load(keys + at, mask=mask, other=0.0)
             scores = tl.dot(queries, tl.trans(found), input_precision="ieee") * scale
@@ -380,6 +424,7 @@ def _append_pieces(
     v,
     keys,
     values,
+    pages,
     pieces,
     k_row,
     k_head,
@@ -387,15 +432,19 @@ def _append_pieces(
     v_head,
     slot_stride,
     head_stride,
+    entries,
     dim: tl.constexpr,
     width: tl.constexpr,
     most: tl.constexpr,
+    page: tl.constexpr,
 ):
     row, count, slot, position = _piece(pieces)
     head = tl.program_id(1)
     m, d = tl.arange(0, most)[:, None], tl.arange(0, width)[None, :]
     real = (m < count) & (d < dim)
-    to = slot * slot_stride + head * head_stride + (position + m) * dim + d
+    to = d + _place(
+        pages, slot, position + m, m < count, slot_stride, head_stride, entries, head, dim, page
+    )
     found = tl.load(k + (row + m) * k_row + head * k_head + d, mask=real)
     tl.store(keys + to, found, mask=real)
     found = tl.load(v + (row + m) * v_row + head * v_head + d, mask=real)
@@ -407,6 +456,7 @@ def _attend_pieces(
     q,
     keys,
     values,
+    pages,
     pieces,
     sinks,
     out,
@@ -416,11 +466,13 @@ def _attend_pieces(
     q_head,
     slot_stride,
     head_stride,
+    entries,
     repeats,
     heads,
     dim: tl.constexpr,
     width: tl.constexpr,
     most: tl.constexpr,
+    page: tl.constexpr,
     block: tl.constexpr,
     capped: tl.constexpr,
     has_sinks: tl.constexpr,
@@ -438,11 +490,13 @@ def _attend_pieces(
         greatest = tl.zeros([most], tl.float32) + tl.load(sinks + head)
         total += 1.0
     result = tl.zeros([most, width], tl.float32)
-    base = slot * slot_stride + (head // repeats) * head_stride
+    kv_head = head // repeats
     for start in range(0, position + count, block):
         c = start + tl.arange(0, block)
-        at = base + c[:, None] * dim + d[None, :]
-        known = (c < position + count)[:, None] & (d < dim)[None, :]
+        seen = c < position + count
+        at = _place(pages, slot, c, seen, slot_stride, head_stride, entries, kv_head, dim, page)
+        at = at[:, None] + d[None, :]
+        known = seen[:, None] & (d < dim)[None, :]
         found = tl.load(keys + at, mask=known, other=0.0)
         scores = tl.dot(queries, tl.trans(found), input_precision="ieee") * scale
         if capped:

@@ -123,9 +123,11 @@ def _attend_decode(
     scores = torch.matmul(grouped, keys.transpose(-1, -2)).float()  # [slots, kv, r, columns]
     if cap is not None:
         scores, scale = torch.tanh(scores * (scale / cap)), cap
-    scores = torch.add(batch.decode_mask(keys.shape[2]), scores, alpha=scale)
+    hidden = batch.decode_mask(keys.shape[2]).isinf()  # what is there may be NaN
+    scores = scores.mul_(scale).masked_fill_(hidden, float("-inf"))
     last = None if sinks is None else sinks.view(kv_heads, heads // kv_heads, 1)
     weights = _softmax(scores, last).to(values.dtype)
+    values = values.masked_fill(hidden.transpose(-1, -2), 0)
     return group.collect(torch.matmul(weights, values).view(-1, heads * dim))
 
 

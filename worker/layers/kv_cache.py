@@ -1,4 +1,4 @@
-"""Caches of attention keys and values: all positions, or the last ones in a ring.
+"""Caches of attention keys and values: of all positions in pages, or of the last ones in a ring.
 
 Keys are stored after RoPE.
 """
@@ -11,9 +11,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.kernels.attention import Stored
+from worker.kernels.attention import PAGE, Stored
 from worker.layers.batch import Batch, Chunk
-from worker.layers.cache import LayerCache, resize_columns
+from worker.layers.cache import (
+    LayerCache,
+    Moves,
+    Size,
+    pages_for,
+    resize_columns,
+    resize_pages,
+)
 
 COLUMNS = 32  # decode reads a multiple of this many columns
 
@@ -30,7 +37,7 @@ class KVCache(LayerCache, Protocol):
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Store k, v [size, kv_heads, head_dim] of the decode group; returns the keys and values
         [high - low, kv_heads, columns, head_dim] of its slot range. A sequence at position p sees
-        the columns c <= p."""
+        the columns c <= p; the others may hold anything."""
 
     def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
         """Store k, v [length, kv_heads, head_dim] of one chunk; returns the keys and values
@@ -39,10 +46,10 @@ class KVCache(LayerCache, Protocol):
 
 
 class FullKVCache:
-    """Keys and values of all positions: [slots, kv_heads, columns, head_dim], column = position."""
+    """Keys and values of all positions [pages, kv_heads, PAGE, head_dim]."""
 
+    paged = True
     needs_clearing = False
-    by_position = True
     rewinds = True
     kind = "full"
     parts: tuple[str, ...] = ("keys", "values")
@@ -51,38 +58,27 @@ class FullKVCache:
     def __init__(
         self, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._heads, self._dim = kv_heads, head_dim
-        self._keys = torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.token_bytes = 2 * kv_heads * head_dim * dtype.itemsize
+        self._keys = torch.zeros(0, kv_heads, PAGE, head_dim, dtype=dtype, device=device)
         # zeros_like of a meta tensor imports sympy, which takes a second.
         self._values = self._keys.new_zeros(self._keys.shape)
-        self._stored = Stored(self._keys, self._values, None)
+        self._table = torch.zeros(0, 0, dtype=torch.int32, device=device)
+        self._stored = Stored(self._keys, self._values, None, self._table)
 
-    def share(self, table: Tensor) -> None:
-        """Read the first columns of slots as `Stored.shared` says. Its values may change between
-        steps, and say what is in this cache."""
+    def attach(self, table: Tensor) -> None:
+        self._table = table
         self._stored = Stored(self._keys, self._values, None, table)
 
-    def resize(self, slots: int, columns: int, *, keep: int) -> None:
-        self._keys = resize_columns(self._keys, slots, columns, keep)
-        self._values = resize_columns(self._values, slots, columns, keep)
-        self._stored = Stored(self._keys, self._values, None, self._stored.shared)
+    def resize(self, size: Size, *, keep: int, moves: Moves = ()) -> None:
+        self._keys = resize_pages(self._keys, size.pages, moves)
+        self._values = resize_pages(self._values, size.pages, moves)
+        self._stored = Stored(self._keys, self._values, None, self._table)
 
-    def bytes_for(self, slots: int, columns: int) -> int:
-        return 2 * slots * columns * self._heads * self._dim * self._keys.element_size()
+    def bytes_for(self, size: Size) -> int:
+        return size.pages * PAGE * self.token_bytes
 
-    def clear(self, slot: int) -> None:
-        # Masked columns are multiplied by 0, so they must be finite: 0 * NaN is NaN.
-        self._keys[slot].zero_()
-        self._values[slot].zero_()
-
-    def views(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
-        return self._keys[slot, :, start:end], self._values[slot, :, start:end]
-
-    def save(self, slot: int, start: int, end: int) -> tuple[Tensor, ...]:
-        return ()
-
-    def restore(self, slot: int, saved: Sequence[Tensor], start: int, kept: int, end: int) -> None:
-        """Nothing: columns beyond a sequence's last token are hidden."""
+    def storage(self) -> tuple[Tensor, Tensor]:
+        return self._keys, self._values
 
     def stored(self) -> Stored:
         return self._stored
@@ -90,24 +86,29 @@ class FullKVCache:
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         group = batch.decode
         assert group is not None
-        self._keys[group.slots, :, group.positions] = k
-        self._values[group.slots, :, group.positions] = v
-        low, high, columns = group.low, group.high, _rounded(group.longest)
-        return self._keys[low:high, :, :columns], self._values[low:high, :, :columns]
+        pages = self._table[group.slots, group.positions // PAGE]
+        self._keys[pages, :, group.positions % PAGE] = k
+        self._values[pages, :, group.positions % PAGE] = v
+        rows = self._table[group.low : group.high, : pages_for(_rounded(group.longest))]
+        keys, values = (x[rows].transpose(1, 2).flatten(2, 3) for x in (self._keys, self._values))
+        return keys, values
 
     def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
         end = chunk.start + chunk.length
-        keys, values = self._keys[chunk.slot], self._values[chunk.slot]
-        keys[:, chunk.start : end] = k.transpose(0, 1)
-        values[:, chunk.start : end] = v.transpose(0, 1)
+        positions = torch.arange(chunk.start, end, device=k.device)
+        row = self._table[chunk.slot, : pages_for(end)]
+        pages = row[positions // PAGE]
+        self._keys[pages, :, positions % PAGE] = k
+        self._values[pages, :, positions % PAGE] = v
+        keys, values = (x[row].transpose(0, 1).flatten(1, 2) for x in (self._keys, self._values))
         return keys[:, :end], values[:, :end]
 
 
 class WindowKVCache:
     """Keys and values of the last `window` positions, in a ring: column = position % window."""
 
+    paged = False
     needs_clearing = False
-    by_position = False
     rewinds = True
     parts: tuple[str, ...] = ("keys", "values")
 
@@ -121,20 +122,20 @@ class WindowKVCache:
         self._values = self._keys.new_zeros(self._keys.shape)
         self._stored = Stored(self._keys, self._values, window)
 
-    def resize(self, slots: int, columns: int, *, keep: int) -> None:
-        self._keys = resize_columns(self._keys, slots, min(columns, self._size), keep)
-        self._values = resize_columns(self._values, slots, min(columns, self._size), keep)
+    def resize(self, size: Size, *, keep: int, moves: Moves = ()) -> None:
+        columns = min(size.columns, self._size)
+        self._keys = resize_columns(self._keys, size.slots, columns, keep)
+        self._values = resize_columns(self._values, size.slots, columns, keep)
         self._stored = Stored(self._keys, self._values, self._size)
 
-    def bytes_for(self, slots: int, columns: int) -> int:
-        columns = min(columns, self._size)
-        return 2 * slots * columns * self._heads * self._dim * self._keys.element_size()
+    def bytes_for(self, size: Size) -> int:
+        columns = min(size.columns, self._size)
+        return 2 * size.slots * columns * self._heads * self._dim * self._keys.element_size()
 
     def clear(self, slot: int) -> None:
-        self._keys[slot].zero_()
-        self._values[slot].zero_()
+        """Nothing: only columns that the sequence has written are read."""
 
-    def views(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+    def views(self, slot: int, end: int) -> tuple[Tensor, Tensor]:
         columns = min(end, self._size)  # all of the ring that has been written
         return self._keys[slot, :, :columns], self._values[slot, :, :columns]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.layers.cache import resize_slots
+from worker.layers.cache import Moves, Size, resize_slots
 
 
 class RecurrentCache:
@@ -18,8 +18,8 @@ class RecurrentCache:
     token, only restored from a copy.
     """
 
+    paged = False
     needs_clearing = True
-    by_position = False
     rewinds = False
     kind = "recurrent"
     parts: tuple[str, ...] = ("inputs", "state")
@@ -38,12 +38,12 @@ class RecurrentCache:
         self.inputs = torch.zeros(0, kernel - 1, channels, dtype=dtype, device=device)
         self.state = torch.zeros(0, heads, key_dim, value_dim, device=device)  # float32
 
-    def resize(self, slots: int, columns: int, *, keep: int) -> None:
-        self.inputs = resize_slots(self.inputs, slots, keep)
-        self.state = resize_slots(self.state, slots, keep)
+    def resize(self, size: Size, *, keep: int, moves: Moves = ()) -> None:
+        self.inputs = resize_slots(self.inputs, size.slots, keep)
+        self.state = resize_slots(self.state, size.slots, keep)
 
-    def bytes_for(self, slots: int, columns: int) -> int:
-        return slots * sum(
+    def bytes_for(self, size: Size) -> int:
+        return size.slots * sum(
             one.element_size() * one.shape[1:].numel() for one in (self.inputs, self.state)
         )
 
@@ -51,7 +51,7 @@ class RecurrentCache:
         self.inputs[slot].zero_()
         self.state[slot].zero_()
 
-    def views(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+    def views(self, slot: int, end: int) -> tuple[Tensor, Tensor]:
         return self.inputs[slot], self.state[slot]
 
     def save(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from worker.checkpoint.quantization import DEQUANTISED
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import Device, choose_dtype
 from worker.gguf.read.source import GgufSource
-from worker.layers.cache import LayerCache
+from worker.layers.cache import LayerCache, sequence_size
 from worker.layers.kv_cache import WindowKVCache
 from worker.layers.shard import Indivisible, Shard
 from worker.layers.weights import storage
@@ -205,7 +205,8 @@ def _preflight(
             range(1, shape.context_length + 1),
             cache_bytes,
             key=lambda tokens: (
-                spec.tensor_parallel * sum(cache.bytes_for(1, tokens) for cache in caches)
+                spec.tensor_parallel
+                * sum(cache.bytes_for(sequence_size(tokens)) for cache in caches)
             ),
         ),
         free_bytes=free,

@@ -23,12 +23,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """To a follower: read your part."""
+    """To a follower: read your part. `meeting`: the file over which the ranks find each other."""
 
     part: Part
     rank: int
     ranks: int
     threads: int
+    meeting: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """To a follower: make the caches, of so many slots. Steps follow."""
+class Connect:
+    """To a follower: join the others; the caches have so many slots."""
 
     slots: int
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from worker.cache.changes import Protect
 from worker.cache.pool import CachePool
 from worker.layers.batch import Batch, Span
+from worker.layers.cache import by_slot
 from worker.layers.transfer import read_together, take
 from worker.models.model import Model
 from worker.sampling.inputs import SamplingBatch, SamplingInput
@@ -46,7 +47,7 @@ class DraftRunner:
     ) -> None:
         self.model, self._pool, self._device = model, pool, device
         self._vocab_size = vocab_size
-        self._by_position = all(layer.by_position for layer in pool.draft_layers)
+        self._paged = not by_slot(pool.draft_layers)
 
     def propose(self, plan: DraftPlan, sampling: Sequence[SamplingInput]) -> list[Proposed]:
         """The drafts after the spans of a plan."""
@@ -70,7 +71,7 @@ class DraftRunner:
                 if not all(token.finite for token in tokens):
                     self._give_up(one)
                     continue
-                if not one.found and not self._by_position:
+                if not one.found and not self._paged:
                     slot, start, end = one.span.slot, one.span.end, one.span.end + one.number - 1
                     self._pool.execute(Protect(slot, start, end, draft=True))
                 token_ids = [token.token_id for token in tokens]
@@ -90,7 +91,7 @@ class DraftRunner:
         rows = [row for row, one in enumerate(drafting) if one.left]
         if batch.small and all(one.sampling.greedy for one in drafting):
             count = max(1, min(one.left for one in drafting))
-            if not self._by_position and not all(one.found for one in drafting):
+            if not self._paged and not all(one.found for one in drafting):
                 count = 1  # what the draft overwrites is not saved yet
             found = self.model.draft_tokens(batch, self._pool.draft_layers, count, self._vocab_size)
             best, ids = read_together(
@@ -120,4 +121,4 @@ class DraftRunner:
 
     def _give_up(self, one: Proposing) -> None:
         one.finite = False
-        self._pool.clear_draft(one.span.slot)
+        self._pool.forget_draft(one.span.slot)

@@ -1,11 +1,43 @@
-"""Slots, growth, shrinking and the byte limit of the KV cache."""
+"""Slots, pages, growth, shrinking and the byte limit of the KV cache."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from tests.worker.engine.fakes import layer_of, make_caches
-from worker.cache.book import FIRST_COLUMNS
+from tests.worker.engine.fakes import FakeSlotLayer, layer_of, make_caches
+from worker.cache.book import FIRST_COLUMNS, CacheBook
+from worker.cache.copies import Copy
+from worker.cache.pool import CachePool
+from worker.cache.prefix_store import Block, StateRef
+from worker.kernels.attention import PAGE
+from worker.layers.cache import pages_for
+
+
+@torch.inference_mode()
+def write(pool: CachePool, slot: int, columns: int) -> None:
+    """Give each token of a slot a byte of its own."""
+    for column in range(columns):
+        layer_of(pool).byte(slot, column).fill_(written(slot, column))
+
+
+def written(slot: int, column: int) -> int:
+    return (7 * column + 31 * slot) % 251
+
+
+def check(pool: CachePool, slot: int, columns: int) -> None:
+    found = [int(layer_of(pool).byte(slot, column)) for column in range(columns)]
+    assert found == [written(slot, column) for column in range(columns)]
+
+
+def acquired(book: CacheBook, *columns: int) -> list[int]:
+    """Slots with so many tokens."""
+    slots = []
+    for number in columns:
+        slot = book.acquire()
+        assert slot is not None and book.reserve(slot, number)
+        slots.append(slot)
+    return slots
 
 
 def test_the_lowest_free_slot_is_acquired_until_none_is_left() -> None:
@@ -16,65 +48,89 @@ def test_the_lowest_free_slot_is_acquired_until_none_is_left() -> None:
     assert [book.acquire() for _ in range(3)] == [0, 1, None]
 
 
-def test_storage_covers_all_slots_and_its_columns_double() -> None:
+def test_storage_covers_all_slots_and_its_pages_double() -> None:
     book, pool = make_caches(slots=4)
     slot = book.acquire()
     assert slot is not None and book.bytes_held == 0
     for columns, allocated in (
-        (1, FIRST_COLUMNS),
-        (FIRST_COLUMNS, FIRST_COLUMNS),
-        (FIRST_COLUMNS + 1, 2 * FIRST_COLUMNS),
-        (5 * FIRST_COLUMNS, 8 * FIRST_COLUMNS),
+        (1, 4 * FIRST_COLUMNS),
+        (FIRST_COLUMNS, 4 * FIRST_COLUMNS),
+        (4 * FIRST_COLUMNS, 4 * FIRST_COLUMNS),
+        (4 * FIRST_COLUMNS + 1, 8 * FIRST_COLUMNS),
     ):
         assert book.reserve(slot, columns)
-        assert book.bytes_held == 4 * allocated
-        assert [len(row) for row in layer_of(pool).rows] == [allocated] * 4
+        assert book.bytes_held == allocated
+        assert pool.table.tensor.shape[1] >= pages_for(columns)
 
 
-def test_columns_double_up_to_the_context() -> None:
+def test_pages_double_up_to_the_context_of_all_slots() -> None:
     book, _ = make_caches(slots=2, columns=300)
-    slot = book.acquire()
-    assert slot is not None and book.reserve(slot, 257)
-    assert book.bytes_held == 2 * 300
+    acquired(book, 257, 257)
+    assert book.bytes_held == 2 * 304
+
+
+def test_a_slot_takes_as_many_pages_as_its_own_tokens_need() -> None:
+    """One long sequence beside short ones: together they are below the limit, and as many slots of
+    the longest would be above it."""
+    book, pool = make_caches(limit=2400, slots=40)
+    slots = acquired(book, 1600, *[16] * 39)
+    for slot in slots:
+        write(pool, slot, 16)
+    for slot in slots:
+        check(pool, slot, 16)
+    rows = [pool.table.pages(slot, 0, 1600) for slot in slots]
+    assert [len(row) for row in rows] == [100, *[1] * 39]
+    assert len({page for row in rows for page in row}) == 139
 
 
 def test_growth_keeps_what_the_slots_hold() -> None:
-    book, pool = make_caches(slots=2)
-    first, second = book.acquire(), book.acquire()
-    assert first is not None and second is not None
-    assert book.reserve(first, 10)
-    layer_of(pool).rows[first][9] = 1
-    layer_of(pool).rows[second][9] = 2
-    assert book.reserve(second, 1000)
-    assert [row[9] for row in layer_of(pool).rows] == [1, 2]
+    book, pool = make_caches(limit=2000, slots=2)
+    first, second = acquired(book, 100, 30)
+    write(pool, first, 100)
+    write(pool, second, 30)
+    for columns in range(40, 1800, 100):
+        assert book.reserve(second, columns)
+        check(pool, first, 100)
+        check(pool, second, 30)
 
 
-def test_near_the_limit_only_used_slots_get_storage() -> None:
-    book, _ = make_caches(limit=3 * FIRST_COLUMNS, slots=4)
-    slot = book.acquire()
-    assert slot is not None and book.reserve(slot, 10)
-    assert book.bytes_held == FIRST_COLUMNS
-    other = book.acquire()
-    assert other is not None and book.reserve(other, FIRST_COLUMNS + 10)
-    assert book.bytes_held == 2 * (FIRST_COLUMNS + 10)
+def test_near_the_limit_storage_grows_by_an_eighth_or_to_the_limit() -> None:
+    book, _ = make_caches(limit=1000, slots=4)
+    (slot,) = acquired(book, 512)
+    assert book.bytes_held == 36 * PAGE
+    assert book.reserve(slot, 600)
+    assert book.bytes_held == (38 + 38 // 8) * PAGE
+    assert book.reserve(slot, 900)
+    assert book.bytes_held == 62 * PAGE
 
 
 def test_beyond_the_limit_nothing_changes() -> None:
     book, pool = make_caches(limit=1000)
-    slot = book.acquire()
-    assert slot is not None and book.reserve(slot, 900)
-    assert book.bytes_held == 900
-    layer_of(pool).rows[slot][0] = 1
+    (slot,) = acquired(book, 900)
+    held = book.bytes_held
+    write(pool, slot, 900)
     assert not book.reserve(slot, 1001)
-    assert book.bytes_held == 900
-    assert layer_of(pool).rows[slot][0] == 1
+    assert book.bytes_held == held
+    check(pool, slot, 900)
+
+
+def test_pages_of_a_slot_that_is_released_are_used_again() -> None:
+    book, pool = make_caches(limit=992)
+    first, second = acquired(book, 480, 480)
+    write(pool, second, 480)
+    book.release(first)
+    (again,) = acquired(book, 512)
+    assert again == first
+    write(pool, again, 512)
+    check(pool, second, 480)
+    assert not book.reserve(second, 481)
 
 
 def test_fits_alone_compares_one_sequence_with_the_limit() -> None:
     book, _ = make_caches(limit=1000)
-    assert book.bytes_for_one(900) == 900
-    assert book.fits_alone(1000)
-    assert not book.fits_alone(1001)
+    assert book.bytes_for_one(900) == 57 * PAGE
+    assert book.fits_alone(992)
+    assert not book.fits_alone(993)
 
 
 def test_storage_stays_for_the_next_sequences_until_it_is_trimmed() -> None:
@@ -89,56 +145,127 @@ def test_storage_stays_for_the_next_sequences_until_it_is_trimmed() -> None:
     assert book.bytes_held == held > 0
     book.trim()
     assert book.bytes_held == 0
-    assert layer_of(pool).rows == []
+    assert len(layer_of(pool).pages) == 0
 
 
 def test_storage_of_more_than_half_of_the_limit_is_freed_with_the_last_slot() -> None:
     book, _ = make_caches(limit=1000)
-    slot = book.acquire()
-    assert slot is not None and book.reserve(slot, 501)
+    (slot,) = acquired(book, 501)
     book.release(slot)
     assert book.bytes_held == 0
 
 
-@pytest.mark.parametrize(("poisoned", "left"), [(True, 0), (False, 1)])
-def test_a_poisoned_slot_is_cleared_on_release(poisoned: bool, left: int) -> None:
-    book, pool = make_caches()
-    first, second = book.acquire(), book.acquire()
-    assert first is not None and second is not None
-    assert book.reserve(second, 10)
-    for slot in (first, second):
-        layer_of(pool).rows[slot][3] = 1
-    book.release(second, poisoned=poisoned)
-    assert [layer_of(pool).rows[slot][3] for slot in (first, second)] == [1, left]
-
-
-def test_a_slot_without_storage_can_be_released_as_poisoned() -> None:
-    book, _ = make_caches()
-    slot = book.acquire()
-    assert slot is not None
-    book.release(slot, poisoned=True)
-    assert book.acquire() == slot
+def test_what_is_given_back_leaves_sequences_the_pages_that_they_have() -> None:
+    """Those with high numbers move to lower ones."""
+    book, pool = make_caches(slots=4)
+    slots = acquired(book, 300, 500, 300, 20)
+    for slot, columns in zip(slots, (300, 500, 300, 20), strict=True):
+        write(pool, slot, columns)
+    book.release(slots[0])
+    book.release(slots[2])
+    held = book.bytes_held
+    book.give_back(100)
+    assert book.bytes_held == 34 * PAGE < held
+    assert len(layer_of(pool).pages) == 34
+    for slot, columns in ((slots[1], 500), (slots[3], 20)):
+        check(pool, slot, columns)
+    assert book.reserve(slots[3], 600)
+    write(pool, slots[3], 600)
+    check(pool, slots[1], 500)
 
 
 @pytest.mark.parametrize("needs_clearing", [True, False])
-def test_reset_clears_layers_whose_old_state_would_be_read(needs_clearing: bool) -> None:
+def test_layers_whose_old_state_would_be_read_are_cleared(needs_clearing: bool) -> None:
     book, pool = make_caches(needs_clearing=needs_clearing)
-    keeper, slot = book.acquire(), book.acquire()
-    assert keeper is not None and slot is not None
-    assert book.reserve(slot, 10)
-    layer_of(pool).rows[keeper][0] = layer_of(pool).rows[slot][0] = 1
+    keeper, slot = acquired(book, 10, 10)
+    layers = [layer for layer in pool.layers if isinstance(layer, FakeSlotLayer)]
+    with torch.inference_mode():
+        for layer in layers:
+            layer.values.fill_(1)
     book.release(slot)
     assert book.acquire() == slot
     book.begin(slot)
-    assert layer_of(pool).rows[keeper][0] == 1
-    assert layer_of(pool).rows[slot][0] == (0 if needs_clearing else 1)
+    assert len(layers) == needs_clearing
+    for layer in layers:
+        assert layer.values[[keeper, slot]].equal(torch.tensor([[1.0], [0.0]]))
 
 
 def test_close_frees_the_storage() -> None:
     book, pool = make_caches()
-    slot = book.acquire()
-    assert slot is not None and book.reserve(slot, 10)
+    acquired(book, 10)
     book.close()
     pool.close()
     assert book.bytes_held == 0
     assert not pool.layers
+
+
+def kept(book: CacheBook, slot: int, *lengths: int) -> list[Block[StateRef]]:
+    """Keep the first pages of a slot, in blocks of these lengths."""
+    keys = [bytes([slot, number]) for number in range(len(lengths))]
+    blocks: list[Block[StateRef]] = [
+        Block(parent, length) for parent, length in zip([b"", *keys], lengths, strict=False)
+    ]
+    book.kept.extend(dict(zip(keys, blocks, strict=True)))
+    book.keep_pages(slot, 0, blocks)
+    book.kept.touch(keys)
+    return blocks
+
+
+def test_kept_pages_are_shared_and_a_short_last_one_is_copied() -> None:
+    book, pool = make_caches()
+    (first,) = acquired(book, 40)
+    write(pool, first, 40)
+    blocks = kept(book, first, PAGE, PAGE, 5)
+    second = book.acquire()
+    assert second is not None and book.begin_with(second, blocks, 60)
+    pages = [pool.table.pages(slot, 0, 37) for slot in (first, second)]
+    assert pages[0][:2] == pages[1][:2] and pages[0][2] != pages[1][2]
+    for column in range(37):
+        assert int(layer_of(pool).byte(second, column)) == written(first, column)
+    with torch.inference_mode():
+        layer_of(pool).byte(second, 37).fill_(250)  # the next token
+    check(pool, first, 40)
+    book.release(first)
+    (third,) = acquired(book, 600)
+    write(pool, third, 600)
+    for column in range(37):  # kept, and in the second slot
+        assert int(layer_of(pool).byte(second, column)) == written(first, column)
+
+
+def test_kept_pages_give_way_but_not_those_of_slots() -> None:
+    """The least recently used ones first. Where even all of them are too few, none is evicted."""
+    book, pool = make_caches(limit=20 * PAGE)
+    first, second = acquired(book, 5 * PAGE, 5 * PAGE)
+    kept(book, first, *[PAGE] * 5)
+    kept(book, second, *[PAGE] * 5)
+    write(pool, second, 5 * PAGE)
+    book.release(first)
+    third = book.acquire()
+    assert third is not None and not book.reserve(third, 16 * PAGE)
+    assert len(book.kept) == 10
+    assert book.reserve(third, 13 * PAGE)
+    assert len(book.kept) == 7
+    write(pool, third, 13 * PAGE)
+    check(pool, second, 5 * PAGE)
+    assert book.reserve(third, 15 * PAGE) and not book.reserve(third, 16 * PAGE)
+    assert len(book.kept) == 5
+    assert book.bytes_held == 20 * PAGE
+
+
+def test_a_kept_copy_comes_into_a_page_that_others_share_then() -> None:
+    book, pool = make_caches()
+    copy = book.new_copy(PAGE)
+    pool.kept[copy.number] = Copy((torch.full((1, 1, PAGE, 1), 9, dtype=torch.uint8),), ((0, 0),))
+    block: Block[StateRef] = Block(b"", PAGE, copy)
+    book.kept.pin({b"a": block})
+    first, second = book.acquire(), book.acquire()
+    for slot in (first, second):
+        assert slot is not None and book.begin_with(slot, [block], 20)
+        assert int(layer_of(pool).byte(slot, 15)) == 9
+    assert pool.table.pages(0, 0, 16) == pool.table.pages(1, 0, 16) == [block.page]
+    for slot in (first, second):
+        assert slot is not None
+        book.release(slot)
+    book.free_all()
+    assert block.page is None and book.begin_with(0, [block], 20)
+    assert int(layer_of(pool).byte(0, 15)) == 9

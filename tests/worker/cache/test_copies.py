@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from worker.cache.changes import Resize
-from worker.cache.copies import Copy, copy_blocks, copy_snapshot, write_copies
+from tests.worker.slot_storage import resize_pool, state_of
+from worker.cache.copies import Copy, copy_blocks, copy_snapshot, write_pages, write_snapshot
 from worker.cache.pool import CachePool
 from worker.cache.sizes import CacheSizes
-from worker.layers.cache import LayerCache
+from worker.layers.cache import LayerCache, by_slot, paged
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.recurrent_cache import RecurrentCache
 
@@ -30,16 +30,21 @@ LAYERS: dict[str, Callable[[], LayerCache]] = {
 def make_pool(*names: str) -> CachePool:
     """A pool with three used slots of 64 columns, all filled with noise."""
     pool = CachePool(lambda: [LAYERS[name]() for name in names], slots=3)
-    pool.execute(Resize(3, 64, 0))
-    for layer in pool.layers:
-        for slot in range(3):
-            for view in layer.views(slot, 0, 64):
-                view.normal_()
+    resize_pool(pool, 3, 64)
+    fill(pool, 0, 64)
+    fill(pool, 1, 64)
+    fill(pool, 2, 64)
     return pool
 
 
-def state(pool: CachePool, slot: int, end: int) -> list[torch.Tensor]:
-    return [view.clone() for layer in pool.layers for view in layer.views(slot, 0, end)]
+def fill(pool: CachePool, slot: int, end: int) -> None:
+    for layer in paged(pool.layers):
+        for part in layer.storage():
+            for page in pool.table.pages(slot, 0, end):
+                part[page].normal_()
+    for one in by_slot(pool.layers):
+        for view in one.views(slot, end):
+            view.normal_()
 
 
 @pytest.mark.parametrize("end", [16, 40, 48])
@@ -52,18 +57,20 @@ def test_a_slot_gets_the_state_of_another_and_no_other_slot_changes(
 ) -> None:
     pool = make_pool(*names)
     sizes = CacheSizes(pool.layers)
-    blocks = copy_blocks(pool.layers, 0, 0, end)
+    pages = pool.table.pages(0, 0, end)
+    blocks = copy_blocks(pool.layers, pages, end)
     snapshot = copy_snapshot(pool.layers, 0, end) if sizes.needs_snapshots else None
     assert sizes.needs_snapshots == (names != ("full",))
     assert sum(one.nbytes for one in blocks) == sizes.blocks(end)
     assert snapshot is None or snapshot.nbytes == sizes.snapshot(end)
-    expected, neighbour = state(pool, 0, end), state(pool, 2, 64)
-    for layer in pool.layers:
-        layer.clear(0)  # the copies have no storage of the slot
-    write_copies(pool.layers, 1, blocks, snapshot, end)
-    for got, wanted in zip(state(pool, 1, end), expected, strict=True):
+    expected, neighbour = state_of(pool, 0, end), state_of(pool, 2, 64)
+    fill(pool, 0, 64)  # the copies have no storage of the slot
+    write_pages(pool.layers, pool.table.pages(1, 0, end), blocks)
+    if snapshot is not None:
+        write_snapshot(pool.layers, 1, snapshot, end)
+    for got, wanted in zip(state_of(pool, 1, end), expected, strict=True):
         assert torch.equal(got, wanted)
-    for got, wanted in zip(state(pool, 2, 64), neighbour, strict=True):
+    for got, wanted in zip(state_of(pool, 2, 64), neighbour, strict=True):
         assert torch.equal(got, wanted)
 
 

@@ -11,19 +11,47 @@ from worker.cache.prefix_store import (
     BLOCK,
     MAX_PROVISIONAL,
     MAX_SNAPSHOTS,
-    OVERHEAD,
     Block,
     PrefixStore,
 )
 
 ROOT = root_key("model", "bf16", (0,), "")
-SIZE = 1000
-ONE = SIZE + OVERHEAD  # bytes of a block
 
 
 @dataclass(frozen=True)
 class Bytes:
-    nbytes: int = SIZE
+    nbytes: int
+
+
+class Store(PrefixStore[Bytes]):
+    """Each block has a page, whose number is that of its key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: set[int] = set()  # that blocks have
+        self.on_drop_page = self.pages.remove
+
+    def add(self, *numbers: int) -> list[bytes]:
+        """Keep a path."""
+        path = path_of(*numbers)
+        known = self.known(path)
+        parents = [ROOT, *path]
+        new = {key: Block[Bytes](parents[at], BLOCK) for at, key in enumerate(path) if at >= known}
+        for key, block in new.items():
+            block.page = page_of(key)
+            self.pages.add(block.page)
+        self.extend(new)
+        self.touch(path)
+        return path
+
+    def has(self, path: list[bytes]) -> list[bool]:
+        held = [self.get(key) is not None for key in path]
+        assert held == [page_of(key) in self.pages for key in path]
+        return held
+
+
+def page_of(key: bytes) -> int:
+    return int.from_bytes(key[:6], "big")
 
 
 def path_of(*numbers: int) -> list[bytes]:
@@ -34,20 +62,8 @@ def path_of(*numbers: int) -> list[bytes]:
     return keys
 
 
-def add(store: PrefixStore[Bytes], *numbers: int) -> list[bytes]:
-    """Keep a path."""
-    path = path_of(*numbers)
-    known = store.known(path)
-    parents = [ROOT, *path]
-    store.extend(
-        {key: Block(parents[at], BLOCK, Bytes()) for at, key in enumerate(path) if at >= known}
-    )
-    store.touch(path)
-    return path
-
-
-def kept(store: PrefixStore[Bytes], path: list[bytes]) -> list[bool]:
-    return [store.get(key) is not None for key in path]
+def in_no_slot(page: int) -> bool:
+    return False
 
 
 def test_a_key_stands_for_the_whole_text_before_it() -> None:
@@ -59,78 +75,113 @@ def test_a_key_stands_for_the_whole_text_before_it() -> None:
 
 
 def test_known_counts_the_leading_keys_that_are_kept() -> None:
-    store: PrefixStore[Bytes] = PrefixStore()
-    add(store, 1, 2, 3)
+    store = Store()
+    store.add(1, 2, 3)
     assert store.known(path_of(1, 2, 3, 4)) == 3
     assert store.known(path_of(1, 9, 3)) == 1
     assert store.known(path_of(2)) == store.known([]) == 0
-    assert store.nbytes == 3 * ONE
 
 
-def test_the_least_recently_used_is_evicted_first_and_ends_before_beginnings() -> None:
-    store: PrefixStore[Bytes] = PrefixStore()
-    first, second = add(store, 1, 2, 3), add(store, 4, 5)
+def test_the_least_recently_used_page_is_evicted_first_and_ends_before_beginnings() -> None:
+    store = Store()
+    first, second = store.add(1, 2, 3), store.add(4, 5)
     store.touch(first[:2])
-    assert store.shrink(4 * ONE)
-    assert kept(store, first) == [True, True, False]
-    assert store.shrink(2 * ONE)
-    assert kept(store, second) == [False, False]
-    assert store.shrink(ONE)
-    assert kept(store, first) == [True, False, False]
-    assert store.shrink(0) and len(store) == store.nbytes == 0
+    assert store.evict_pages(1, in_no_slot)
+    assert store.has(first) == [True, True, False]
+    assert store.evict_pages(2, in_no_slot)
+    assert store.has(second) == [False, False]
+    assert store.evict_pages(1, in_no_slot)
+    assert store.has(first) == [True, False, False]
+    assert not store.evict_pages(2, in_no_slot)
+    assert store.has(first) == [True, False, False]  # nothing changed
+    store.evict_some(2, in_no_slot)
+    assert len(store) == 0 and not store.pages
 
 
-def test_referenced_blocks_are_not_evicted() -> None:
-    store: PrefixStore[Bytes] = PrefixStore()
-    first, second = add(store, 1, 2), add(store, 3)
+def test_what_is_referenced_or_in_a_slot_stays_with_all_that_it_continues() -> None:
+    store = Store()
+    first, second = store.add(1, 2), store.add(3)
     with store.referenced(first):
-        assert not store.shrink(ONE)
-        assert kept(store, first + second) == [True] * 3  # nothing changed
-        assert store.fit(2, ONE, 5 * ONE) == 2
-        assert kept(store, first + second) == [True] * 3  # there was room
-        assert store.fit(4, ONE, 5 * ONE) == 3
-        assert kept(store, first + second) == [True, True, False]
-    assert store.shrink(0)
+        assert not store.evict_pages(2, in_no_slot)
+        assert store.has(first + second) == [True] * 3
+        assert store.evict_pages(1, in_no_slot)
+    assert store.has(first + second) == [True, True, False]
+    third = store.add(1, 2, 7, 8)
+    assert not store.evict_pages(2, lambda page: page == page_of(third[2]))
+    store.evict_some(4, lambda page: page == page_of(third[2]))
+    assert store.has(third) == [True, True, True, False]
+
+
+def test_of_pinned_blocks_only_the_pages_are_evicted() -> None:
+    """They have copies, and come back into pages."""
+    store = Store()
+    path = path_of(1, 2)
+    blocks = {
+        key: Block(parent, BLOCK, Bytes(9))
+        for key, parent in zip(path, [ROOT, *path], strict=False)
+    }
+    store.pin(blocks)
+    for key, block in blocks.items():
+        block.page = page_of(key)
+        store.pages.add(block.page)
+    longer = store.add(1, 2, 3)
+    assert store.evict_pages(3, in_no_slot)
+    assert store.known(longer) == 2 and not store.pages
+    assert store.nbytes == store.pinned_bytes == 18
 
 
 def test_drop_removes_all_that_continues_a_block() -> None:
-    store: PrefixStore[Bytes] = PrefixStore()
-    first, branch, other = add(store, 1, 2, 3), add(store, 1, 4), add(store, 5)
+    store = Store()
+    first, branch, other = store.add(1, 2, 3), store.add(1, 4), store.add(5)
     store.drop(first[1:2])
-    assert kept(store, first) == [True, False, False]
-    assert kept(store, branch) == [True, True]
+    assert store.has(first) == [True, False, False]
+    assert store.has(branch) == [True, True]
     store.drop(first[:1])
-    assert kept(store, branch + other) == [False, False, True]
-    assert store.nbytes == ONE
+    assert store.has(branch + other) == [False, False, True]
+
+
+def test_bytes_are_those_of_snapshots_and_the_least_recently_used_are_evicted() -> None:
+    store = Store()
+    paths = [store.add(1, number) for number in range(3)]
+    for path in paths:
+        store.attach(path[-1], Bytes(7))
+    store.touch(paths[0])
+    assert store.nbytes == 21
+    with store.referenced(paths[1]):
+        assert not store.shrink(6)
+        assert store.shrink(14)
+    assert snapshots(store, [path[-1] for path in paths]) == [True, True, False]
+    assert [store.has(path) for path in paths] == [[True, True]] * 3
+    assert store.evict(1) == 7 and store.nbytes == 7
 
 
 def test_the_number_of_snapshots_is_bounded() -> None:
-    store: PrefixStore[Bytes] = PrefixStore()
-    paths = [add(store, 1, number) for number in range(MAX_SNAPSHOTS + 2)]
+    store = Store()
+    paths = [store.add(1, number) for number in range(MAX_SNAPSHOTS + 2)]
     for path in paths:
         store.attach(path[-1], Bytes(7))
         store.touch(paths[0])
     blocks = [store.get(path[-1]) for path in paths]
     without = [at for at, block in enumerate(blocks) if block is not None and not block.snapshot]
     assert without == [1, 2]  # the first was used again and again
-    assert store.nbytes == (len(paths) + 1) * ONE + MAX_SNAPSHOTS * 7
+    assert store.nbytes == MAX_SNAPSHOTS * 7
 
 
-def with_snapshots(store: PrefixStore[Bytes], numbers: range, *, provisional: bool) -> list[bytes]:
+def with_snapshots(store: Store, numbers: range, *, provisional: bool) -> list[bytes]:
     """Keep blocks with snapshots of 7 bytes, each the first one of its text."""
-    keys = [add(store, number)[0] for number in numbers]
+    keys = [store.add(number)[0] for number in numbers]
     for key in keys:
         store.attach(key, Bytes(7), provisional=provisional)
     return keys
 
 
-def snapshots(store: PrefixStore[Bytes], keys: list[bytes]) -> list[bool]:
+def snapshots(store: Store, keys: list[bytes]) -> list[bool]:
     blocks = [store.get(key) for key in keys]
     return [block is not None and block.snapshot is not None for block in blocks]
 
 
 def test_provisional_snapshots_displace_only_each_other() -> None:
-    store: PrefixStore[Bytes] = PrefixStore()
+    store = Store()
     evicted: list[bytes] = []
     store.on_evict = evicted.append
     regular = with_snapshots(store, range(MAX_SNAPSHOTS), provisional=False)
@@ -141,11 +192,11 @@ def test_provisional_snapshots_displace_only_each_other() -> None:
     assert evicted == some[1:3]
     assert snapshots(store, some) == [at not in (1, 2) for at in range(MAX_PROVISIONAL)]
     count = MAX_SNAPSHOTS + MAX_PROVISIONAL
-    assert store.nbytes == (count + 2) * ONE + count * 7
+    assert store.nbytes == count * 7
 
 
 def test_a_confirmed_snapshot_is_kept_like_the_others() -> None:
-    store: PrefixStore[Bytes] = PrefixStore()
+    store = Store()
     some = with_snapshots(store, range(MAX_PROVISIONAL), provisional=True)
     store.confirm(some[0])
     regular = with_snapshots(store, range(200, 200 + MAX_SNAPSHOTS - 1), provisional=False)
@@ -156,7 +207,7 @@ def test_a_confirmed_snapshot_is_kept_like_the_others() -> None:
 
 
 def test_provisional_snapshots_make_room_for_each_other_within_their_bytes() -> None:
-    store: PrefixStore[Bytes] = PrefixStore()
+    store = Store()
     some = with_snapshots(store, range(4), provisional=True)
     regular = with_snapshots(store, range(10, 14), provisional=False)
     assert store.room_for_provisional(7, 5 * 7) and all(snapshots(store, some))
@@ -166,22 +217,24 @@ def test_provisional_snapshots_make_room_for_each_other_within_their_bytes() -> 
     assert snapshots(store, some) == [False, True, False, False]
     assert store.room_for_provisional(7, 7) and not any(snapshots(store, some))
     assert all(snapshots(store, regular))
-    assert store.nbytes == 8 * ONE + 4 * 7
+    assert store.nbytes == 4 * 7
 
 
 def test_a_short_block_does_not_outlive_its_snapshot() -> None:
-    store: PrefixStore[Bytes] = PrefixStore()
-    path = add(store, 1)
+    store = Store()
+    path = store.add(1)
     tail = block_key(path[0], [5, 6])
-    store.extend({tail: Block(path[0], 2, Bytes())})
+    short = Block[Bytes](path[0], 2, page=5)
+    store.pages.add(5)
+    store.extend({tail: short})
     store.attach(tail, Bytes(7))
     store.touch([*path, tail])
     parent = store.get(path[0])
     assert parent is not None and parent.tails == {2}
     for number in range(2, MAX_SNAPSHOTS + 2):
-        store.attach(add(store, number)[0], Bytes(7))
-    assert store.get(tail) is None
-    assert store.nbytes == (MAX_SNAPSHOTS + 1) * ONE + MAX_SNAPSHOTS * 7
+        store.attach(store.add(number)[0], Bytes(7))
+    assert store.get(tail) is None and 5 not in store.pages
+    assert store.nbytes == MAX_SNAPSHOTS * 7
 
 
 @pytest.mark.parametrize("other", [("m", "fp32"), ("n", "bf16"), ("m", "bf16", "a")])

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from worker.cache.changes import Protect, Resize, Rewind
+from tests.worker.slot_storage import resize_pool, state_of
+from worker.cache.changes import Protect, Rewind
 from worker.cache.pool import CachePool
 from worker.cache.sizes import Rewinding
 from worker.layers.batch import Batch, Span
@@ -28,7 +29,7 @@ def make(names: Sequence[str]) -> CachePool:
         ),
     }
     pool = CachePool(lambda: [makers[name]() for name in names], slots=3)
-    pool.execute(Resize(3, 40, keep=0))
+    resize_pool(pool, 3, 40)
     return pool
 
 
@@ -49,10 +50,6 @@ def compute(layers: Sequence[LayerCache], start: int, end: int, seed: int = 0) -
                 layer.append_decode(new, -new, batch)
 
 
-def state(layers: Sequence[LayerCache], end: int) -> list[torch.Tensor]:
-    return [view.clone() for layer in layers for view in layer.views(SLOT, 0, end)]
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("start", [2, 5, 13])
 @pytest.mark.parametrize("right", [0, 1, 3, 4])
@@ -71,13 +68,15 @@ def test_a_slot_holds_the_tokens_that_are_kept_and_no_others(
     pool.execute(Rewind(SLOT, held))
     all_kept = right == drafted
     assert held == (start if "recurrent" in names and not all_kept else start + right)
-    expected = make(names).layers
-    compute(expected, 0, start)
+    other = make(names)
+    compute(other.layers, 0, start)
     if held > start:
-        compute(expected, start, held, seed=1)
-    for found, wanted in zip(state(layers, held), state(expected, held), strict=True):
+        compute(other.layers, start, held, seed=1)
+    for found, wanted in zip(state_of(pool, SLOT, held), state_of(other, SLOT, held), strict=True):
         assert torch.equal(found, wanted)
     compute(layers, held, held + 5, seed=2)
-    compute(expected, held, held + 5, seed=2)
-    for found, wanted in zip(state(layers, held + 5), state(expected, held + 5), strict=True):
+    compute(other.layers, held, held + 5, seed=2)
+    for found, wanted in zip(
+        state_of(pool, SLOT, held + 5), state_of(other, SLOT, held + 5), strict=True
+    ):
         assert torch.equal(found, wanted)

@@ -17,7 +17,8 @@ from worker.cache_memory import alone
 from worker.checkpoint.config import GenerationDefaults
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, TokenEvent
-from worker.layers.cache import LayerCache
+from worker.kernels.attention import PAGE
+from worker.layers.cache import LayerCache, Moves, Size, resize_pages, resize_slots
 from worker.sampling.params import resolve_params
 from worker.sampling.sampler import Sampled, StepResult
 
@@ -25,36 +26,64 @@ CONTEXT = 4096
 
 
 class FakeLayer:
-    """One byte per token and slot, as a row of values per slot."""
+    """One byte per token, in pages."""
 
-    by_position = rewinds = True
+    paged = rewinds = True
+    needs_clearing = False
     kind = "fake"
-    parts: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ("bytes",)
+    token_bytes = 1
 
-    def __init__(self, *, needs_clearing: bool = False) -> None:
-        self.needs_clearing = needs_clearing
-        self.rows: list[list[int]] = []
+    def __init__(self) -> None:
+        self.pages = torch.zeros(0, 1, PAGE, 1, dtype=torch.uint8)
 
-    def resize(self, slots: int, columns: int, *, keep: int) -> None:
-        kept = [[*row, *[0] * columns][:columns] for row in self.rows[:keep]]
-        self.rows = kept + [[0] * columns for _ in range(slots - keep)]
+    def attach(self, table: Tensor) -> None:
+        self.table = table
 
-    def bytes_for(self, slots: int, columns: int) -> int:
-        return slots * columns
+    def resize(self, size: Size, *, keep: int, moves: Moves = ()) -> None:
+        self.pages = resize_pages(self.pages, size.pages, moves)
+
+    def bytes_for(self, size: Size) -> int:
+        return size.pages * PAGE
+
+    def storage(self) -> list[Tensor]:
+        return [self.pages]
+
+    def byte(self, slot: int, column: int) -> Tensor:
+        """The one of a token, to read and to set."""
+        return self.pages[int(self.table[slot, column // PAGE]), 0, column % PAGE, 0]
+
+
+class FakeSlotLayer:
+    """One value per slot, of no bytes."""
+
+    paged = rewinds = False
+    needs_clearing = True
+    kind = "fake slots"
+    parts: tuple[str, ...] = ("values",)
+
+    def __init__(self) -> None:
+        self.values = torch.zeros(0, 1)
+
+    def resize(self, size: Size, *, keep: int, moves: Moves = ()) -> None:
+        self.values = resize_slots(self.values, size.slots, keep)
+
+    def bytes_for(self, size: Size) -> int:
+        return 0
 
     def clear(self, slot: int) -> None:
-        self.rows[slot] = [0] * len(self.rows[slot])
+        self.values[slot] = 0
 
-    def views(self, slot: int, start: int, end: int) -> list[Tensor]:
-        return [torch.tensor([self.rows[slot][start:end]], dtype=torch.uint8)]
+    def views(self, slot: int, end: int) -> list[Tensor]:
+        return [self.values[slot]]
 
     def save(self, slot: int, start: int, end: int) -> list[Tensor]:
-        return []
+        return [self.values[slot].clone()]
 
     def restore(
         self, slot: int, saved: SequenceOf[Tensor], start: int, kept: int, end: int
     ) -> None:
-        pass
+        self.values[slot] = saved[0]
 
 
 class FakeDetokenizer:
@@ -77,10 +106,11 @@ class Applied(CacheBook):
 def make_caches(
     limit: int = 1 << 30, *, slots: int = 4, columns: int = CONTEXT, needs_clearing: bool = False
 ) -> tuple[CacheBook, CachePool]:
-    """Caches of one layer; `limit` in tokens, which are bytes here."""
+    """Caches of one paged layer, and of one that `needs_clearing`; `limit` in tokens, which are
+    bytes here."""
 
     def layers() -> list[LayerCache]:
-        return [FakeLayer(needs_clearing=needs_clearing)]
+        return [FakeLayer(), *[FakeSlotLayer() for _ in range(needs_clearing)]]
 
     pool = CachePool(layers, slots=slots)
     book = Applied(CacheSizes(layers()), max_slots=slots, max_columns=columns, share=alone(limit))
@@ -89,7 +119,7 @@ def make_caches(
 
 
 def layer_of(pool: CachePool) -> FakeLayer:
-    (layer,) = pool.layers
+    layer = pool.layers[0]
     assert isinstance(layer, FakeLayer)
     return layer
 

@@ -17,6 +17,7 @@ from tests.worker.engine.drafted import perturbed
 from worker import Engine
 from worker.engine.sequence import Sequence
 from worker.kernels import library
+from worker.layers.cache import Size
 from worker.speculative.acceptance import LONGEST_SEQUENCE_PAUSE, Acceptance
 from worker.speculative.ngram import Lookup
 from worker.speculative.proposer import Draft
@@ -104,7 +105,8 @@ def test_drafts_have_caches_in_the_pool_and_leave_nothing(folder: Path) -> None:
     assert drafted._core.book.bytes_for_one(100) == 2 * one
     assert drafted.generate([PROMPT], GREEDY) == plain.generate([PROMPT], GREEDY)
     drafted._core.trim()
-    assert drafted._core.book.bytes_held == drafted._core.book.kept.nbytes
+    book = drafted._core.book
+    assert book.bytes_held == book.sizes.storage(Size(0, 0, len(book.kept)))
     assert drafted._core.weight_bytes == 2 * plain._core.weight_bytes
     drafted.close()
     assert drafted._core.runner.pool.draft_layers == []

@@ -23,6 +23,7 @@ from tests.worker.panics import TRIGGER, make_fragile
 from tests.worker.site import PATIENCE, wait_until
 from worker.engine.engine import EngineCore
 from worker.host.engine_host import EngineHost
+from worker.layers.cache import Size
 from worker.local.collect import CollectingSink
 from worker.model_spec import ModelSpec
 from worker.processes.resident import resident_bytes
@@ -53,7 +54,8 @@ def test_an_idle_engine_frees_the_storage_of_its_cache(
     monkeypatch.setattr("worker.host.engine_host.LONGEST_SLEEP_SECONDS", 0.01)
     name = host.load(spec(path)).name
     chat(host, ask("question").model_copy(update={"model": name}))
-    wait_until(lambda: host.memory().cache == host._engines[name].book.kept.nbytes > 0)
+    book = host._engines[name].book
+    wait_until(lambda: host.memory().cache == book.sizes.storage(Size(0, 0, len(book.kept))) > 0)
 
 
 def test_an_unloaded_model_leaves_no_memory_and_can_be_loaded_again(

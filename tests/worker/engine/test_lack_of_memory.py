@@ -16,6 +16,7 @@ from worker.cache.changes import Resize
 from worker.cache.pool import CachePool
 from worker.engine.scheduler import Scheduler
 from worker.engine.slots import Slots
+from worker.kernels.attention import PAGE
 
 GREEDY = Sampling(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPTS = [[5 + number] * (20 + number) for number in range(8)]
@@ -26,7 +27,7 @@ def load(path: Path, **options: Any) -> Engine:
 
 
 class Memory:
-    """Lets storage have so many cells (slots times tokens); counts those that are refused."""
+    """Lets storage have so many tokens; counts those that are refused."""
 
     def __init__(self, patch: pytest.MonkeyPatch, cells: int) -> None:
         self.cells, self.refused, self.granted = cells, 0, 0
@@ -34,16 +35,16 @@ class Memory:
 
         def limited(pool: CachePool, change: Any) -> None:
             if isinstance(change, Resize):
-                if change.slots * change.columns > self.cells:
+                if change.size.pages * PAGE > self.cells:
                     self.refused += 1
                     raise torch.OutOfMemoryError("no room\nand more about it")
-                self.granted = change.slots * change.columns
+                self.granted = change.size.pages * PAGE
             execute(pool, change)
 
         patch.setattr(CachePool, "execute", limited)
 
 
-@pytest.mark.parametrize(("cells", "together"), [(5 * 256, 5), (3 * 300, 3), (60, 2), (40, 1)])
+@pytest.mark.parametrize(("cells", "together"), [(8 * 48, 8), (3 * 48, 4), (2 * 48, 3), (48, 1)])
 def test_storage_that_cannot_be_allocated_is_planned_smaller(
     path: Path, monkeypatch: pytest.MonkeyPatch, cells: int, together: int
 ) -> None:

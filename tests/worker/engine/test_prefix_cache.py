@@ -18,6 +18,7 @@ from worker import device as devices
 from worker.cache import prefix_cache
 from worker.cache.prefix_store import BLOCK
 from worker.layers.batch import Batch
+from worker.layers.cache import Size, pages_for
 from worker.local.collect import CollectingSink
 
 SYSTEM = [5 + i % 90 for i in range(100)]
@@ -83,6 +84,24 @@ def test_prompts_that_arrive_together_compute_their_beginning_once(
     flat = [position for positions in seen for position in positions]
     assert flat.count(0) == flat.count(EDGE - 1) == 1
     assert flat.count(EDGE) == 4
+
+
+def test_a_common_beginning_is_in_memory_once(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its sequences run, and after them: of each, only what is its own is added."""
+    engine = load()
+    core, seen = engine._core, []
+    engine.generate([SYSTEM], GREEDY)
+    model = core.runner.model
+
+    def watched(*given: Any) -> Any:
+        seen.append((core.running, core.book._pages.in_slots))
+        return model(*given)
+
+    monkeypatch.setattr(core.runner, "model", watched)
+    engine.generate([[*SYSTEM, 81 + number] for number in range(4)], GREEDY)
+    own = pages_for(len(SYSTEM) + 1 + 6) - EDGE // BLOCK
+    assert max(seen) == (4, EDGE // BLOCK + 4 * own)
+    assert core.book._pages.used <= EDGE // BLOCK + 5 * own
 
 
 def test_forks_compute_their_prompt_once(load: Load) -> None:
@@ -254,7 +273,8 @@ def test_kept_state_gives_way_to_running_sequences(load: Load) -> None:
     short, long = [[9 + i] * 40 for i in range(30)], [[9 + i] * 290 for i in range(4)]
     for prompt in short:
         assert tight.generate([prompt], GREEDY) == plain.generate([prompt], GREEDY)
-    kept = tight._core.book.kept.nbytes
+    book = tight._core.book
+    kept = book.kept.nbytes + book.sizes.storage(Size(0, 0, len(book.kept)))
     assert limit / 3 < kept <= limit
     assert tight.generate(long, GREEDY) == plain.generate(long, GREEDY)
     assert tight._core.book.bytes_held <= limit

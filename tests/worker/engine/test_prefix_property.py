@@ -4,13 +4,13 @@ has the tokens that it has alone without reuse, and no kept state is lost, leake
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +23,7 @@ from worker.cache.prefix_store import BLOCK, MAX_PROVISIONAL, MAX_SNAPSHOTS
 from worker.engine.engine import EngineCore
 from worker.engine.prompt_caches import pin_prompt_cache
 from worker.engine.sequence import Sequence, TokenEvent
+from worker.layers.cache import Size
 from worker.text.detokenizer import Detokenizer
 
 WORDS = ([7] * 9, [8, 9] * 8, [10 + i for i in range(23)], [40])  # prompts are made of these
@@ -89,7 +90,7 @@ class Pair:
         self.core.prefix.spacing = 2 * BLOCK  # prompts are short here
         with self.shared._state_of(PINNED) as state:
             self.pinned = state
-        self.preempted = self.evicted = self.shared_columns = 0
+        self.preempted = self.evicted = self.shared_pages = 0
         self._count()
 
     def _count(self) -> None:
@@ -120,9 +121,9 @@ def pair(
 ) -> Iterator[Pair]:
     pair = Pair(make_shallow_checkpoint(tmp_path_factory.mktemp("model"), KINDS[request.param]))
     yield pair
-    reused = (pair.core.prefix.cached_tokens, pair.shared_columns)
+    reused = (pair.core.prefix.cached_tokens, pair.shared_pages)
     counts = (pair.core.steps, *reused, pair.preempted, pair.evicted)
-    least = (1000, 1000, 1000, 0, 100)
+    least = (500, 1000, 1000, 0, 100)
     enough = all(count > few for count, few in zip(counts, least, strict=True))
     assert enough or request.session.testsfailed, counts
 
@@ -157,9 +158,9 @@ def check_store(core: EngineCore, roots: set[bytes]) -> None:
     assert len(store._provisional) <= MAX_PROVISIONAL
     provisional = sum(map(store._snapshot_bytes, store._provisional))
     assert provisional <= core.book.limit_bytes // PROVISIONAL_SHARE
-    states = [state for one in store._blocks.values() for state in (one.state, one.snapshot)]
-    sizes = {state.number: state.nbytes for state in states if state is not None}
+    sizes = {copy.number: copy.nbytes for one in store._blocks.values() for copy in one.copies}
     assert {number: copy.nbytes for number, copy in core.runner.pool.kept.items()} == sizes
+    check_pages(core)
     pinned = {key for key in store._blocks if store.pinned(key)}
     assert store.pinned_bytes == sum(store._blocks[key].nbytes for key in pinned)
     with_snapshot = {key for key, block in store._blocks.items() if block.snapshot}
@@ -178,17 +179,22 @@ def check_store(core: EngineCore, roots: set[bytes]) -> None:
         assert sequence.computed <= sequence.length
 
 
-def check_shared(core: EngineCore) -> int:
-    """Columns that attention reads from another slot are equal there. Returns their number."""
-    core.book.shared.update()
-    columns = 0
-    for slot, (other, common) in enumerate(core.runner.pool.shared.tolist()):
-        columns += common
-        for layer in core.runner.pool.layers if common else ():
-            if layer.by_position:
-                views = layer.views(slot, 0, common), layer.views(other, 0, common)
-                assert all(torch.equal(mine, its) for mine, its in zip(*views, strict=True))
-    return columns
+def check_pages(core: EngineCore) -> None:
+    """Each page is free, or has the slots and the block that say so."""
+    pages = core.book._pages
+    kept = [one.page for one in core.book.kept._blocks.values() if one.page is not None]
+    held = Counter(page for slot in pages._held.values() for page in slot)
+    assert pages._holders == held
+    assert sorted(pages._kept) == sorted(kept)
+    assert sorted([*pages._free, *{*held, *kept}]) == [*range(pages._total)]
+    assert all(keeper.page == page for page, keeper in pages._kept.items())
+    for slot, row in pages._held.items():
+        assert core.runner.pool.table.pages(slot, 0, BLOCK * len(row)) == row
+
+
+def shared_pages(core: EngineCore) -> int:
+    """Pages that several slots have."""
+    return sum(count > 1 for count in core.book._pages._holders.values())
 
 
 @settings(max_examples=EXAMPLES)
@@ -212,7 +218,7 @@ def run(pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool = False) -> N
     def step() -> bool:
         ran = pair.shared.step()
         check_store(core, roots)
-        pair.shared_columns += check_shared(core)
+        pair.shared_pages += shared_pages(core)
         return ran
 
     for action in actions:
@@ -240,6 +246,10 @@ def run(pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool = False) -> N
         assert ids_of(events) == expected
     assert not core.prefix._progress
     core.trim()
-    assert core.book.bytes_held == core.book.kept.nbytes  # no slot is in use
-    assert core.book.kept.shrink(core.book.kept.pinned_bytes)
+    book = core.book
+    pages = book._pages.used  # no slot is in use
+    assert book.bytes_held == book.kept.nbytes + book.sizes.storage(Size(0, 0, pages))
+    book.give_back(book.bytes_held)
+    assert book.bytes_held == book.kept.pinned_bytes
+    core.runner.apply(book.take_changes())
     assert len(core.book.kept) == (len(pair.pinned.blocks) if pin else 0)

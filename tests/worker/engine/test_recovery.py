@@ -24,7 +24,7 @@ from tests.worker.checkpoints import make_shallow_checkpoint
 from tests.worker.engine.chat_requests import WaitingSink, ask
 from worker import ChatSession, Engine
 from worker import device as devices
-from worker.cache.pool import CachePool
+from worker.cache import pool
 from worker.engine.engine import EngineCore
 from worker.host.engine_host import EngineHost
 from worker.model_spec import ModelSpec
@@ -141,10 +141,8 @@ def test_a_step_that_ends_at_any_line_changes_no_answer(
 
 
 def numbers_of(core: EngineCore) -> set[int]:
-    """Of the states that the store holds."""
-    blocks = core.book.kept._blocks.values()
-    states = [state for block in blocks for state in (block.state, block.snapshot)]
-    return {state.number for state in states if state is not None}
+    """Of the copies that the store holds."""
+    return {copy.number for block in core.book.kept._blocks.values() for copy in block.copies}
 
 
 def test_pinned_state_survives_an_interrupt(
@@ -155,7 +153,7 @@ def test_pinned_state_survives_an_interrupt(
     engine = load(folder)
     engine.load_prompt_cache(tmp_path / "f")
     pinned = engine._core.book.kept.pinned_bytes
-    once(monkeypatch, CachePool, "load", KeyboardInterrupt)
+    once(monkeypatch, pool, "write_pages", KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         engine.generate([[*prompt, 9]], GREEDY)
     (answer,) = engine.generate([[*prompt, 9]], GREEDY)

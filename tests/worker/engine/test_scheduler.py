@@ -18,11 +18,12 @@ from tests.worker.engine.fakes import (
     selected,
 )
 from worker.cache.book import CacheBook
-from worker.cache.changes import Resize
+from worker.cache.changes import Place, Resize
 from worker.cache.sizes import CacheSizes
 from worker.cache_memory import alone
 from worker.engine.scheduler import Scheduler
 from worker.engine.slots import Slots
+from worker.layers.cache import Size
 from worker.sampling.sampler import Sampled
 
 
@@ -90,7 +91,7 @@ def test_a_full_cache_preempts_the_newest_sequence_first() -> None:
 def test_a_preempted_sequence_returns_before_later_arrivals() -> None:
     scheduler, (first, second, third) = make_scheduler(256, 256, 256, limit=3 * 256)
     advance(scheduler)
-    late = FakeSequence(10)
+    late = FakeSequence(512)
     scheduler.add(late)
     advance(scheduler)
     assert list(scheduler.waiting) == [third, late]
@@ -172,7 +173,8 @@ def test_a_plan_can_be_sent_to_another_process() -> None:
     scheduler.add(sequence)
     plan = scheduler.schedule()
     assert pickle.loads(pickle.dumps(plan)) == plan
-    assert plan.changes == (Resize(4, 512, 0),)
+    places = tuple((0, number, number) for number in range(19))
+    assert plan.changes == (Resize(Size(4, 512, 64), 0), Place(places))
     assert [(span.slot, span.start, span.length) for span in plan.spans] == [(0, 0, 300)]
     assert sequence.computed == 0  # until it is committed
 

@@ -6,6 +6,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
+from tests.worker.slot_storage import SlotStorage
 from worker.layers.kv_cache import FullKVCache, KVCache, WindowKVCache
 
 CPU = torch.device("cpu")
@@ -24,7 +25,7 @@ def filled_cache(
         cache = FullKVCache(kv_heads, dim, dtype, CPU)
     else:
         cache = WindowKVCache(kv_heads, dim, window, dtype, CPU)
-    cache.resize(slots, columns, keep=0)
+    SlotStorage([cache], slots, columns)
     for seed, part in enumerate((cache.stored().keys, cache.stored().values)):
         part.copy_(random(*part.shape, seed=seed))
     return cache

@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from worker.kernels import triton_attention as attention
+from worker.kernels.attention import PAGE
 
 # Name → compute capability, and bytes of shared memory that a program may have.
 CARDS = {
@@ -27,7 +28,7 @@ TENSORS = ("q", "k", "v", "keys", "values", "out", "sinks")
 def shared_memory(kernel: Any, capability: int, dtype: str, **constants: int) -> int:
     """Of the kernel for tensors of a dtype."""
     types = {"scale": "fp32", "cap": "fp32", "partial": "*fp32", "sums": "*fp32"}
-    types |= dict.fromkeys(("slots", "positions", "pieces"), "*i64")
+    types |= dict.fromkeys(("slots", "positions", "pieces"), "*i64") | {"pages": "*i32"}
     types |= dict.fromkeys(TENSORS, f"*{dtype}") | dict.fromkeys(constants, "constexpr")
     function = kernel.function
     signature = {name: types.get(name, "i32") for name in function.arg_names}
@@ -44,6 +45,7 @@ def main() -> None:
         for width in WIDTHS:
             block = attention.columns(width, dtype, memory)
             sizes = {"dim": width, "width": width, "block": block, "capped": False}
+            sizes["page"] = PAGE
             splits = {"most_splits": attention.SPLITS, "splits": 8, "least": attention.LEAST}
             groups = {"repeats": 4, "group": attention.GROUP, "whole": False}
             used = shared_memory(attention._attend, capability, short, **sizes, **splits, **groups)

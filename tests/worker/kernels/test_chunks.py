@@ -147,9 +147,9 @@ def test_a_spoiled_sequence_does_not_affect_others(
 
 
 @pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("span", [Span(2, 0, [1] * 20, 1), Span(0, 4, [1] * 20, 1)])
+@pytest.mark.parametrize("span", [Span(2, 0, [1] * 20, 1), Span(0, 13, [1] * 20, 1)])
 def test_a_chunk_outside_the_cache_is_refused(span: Span, window: int | None) -> None:
-    cache = filled_cache(2, 23 if window is None else 3, 1, 16, window, torch.float32)
+    cache = filled_cache(2, 32 if window is None else 3, 1, 16, window, torch.float32)
     batch, _ = Batch.prepare([span], CPU)
     rows = random(20, 1, 16, seed=0)
     with pytest.raises(IndexError):

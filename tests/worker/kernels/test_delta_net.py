@@ -11,6 +11,7 @@ from torch import Tensor
 from worker.kernels import library
 from worker.kernels.library import Library
 from worker.layers.batch import Batch, Span
+from worker.layers.cache import Size
 from worker.layers.delta_net import DeltaShape, GatedDeltaNet
 from worker.layers.linear import LinearFactory
 from worker.layers.recurrent_cache import RecurrentCache
@@ -27,7 +28,7 @@ def make(shape: DeltaShape, dtype: torch.dtype) -> tuple[GatedDeltaNet, Recurren
         if name.endswith("conv1d.weight"):
             slot.load(torch.randn(slot.shape, generator=random))
     cache = net.make_cache()
-    cache.resize(SLOTS, 1, keep=0)
+    cache.resize(Size(SLOTS, 1, 0), keep=0)
     cache.inputs.copy_(torch.randn(cache.inputs.shape, generator=random))
     cache.state.copy_(torch.randn(cache.state.shape, generator=random))
     return net, cache

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.checkpoints import FAMILIES, make_checkpoint
+from tests.worker.slot_storage import SlotStorage
 from worker import Engine
 from worker.kernels import library
 from worker.layers.batch import Batch, Span
@@ -21,8 +22,7 @@ def logits(engine: Engine, ids: Tensor) -> Tensor:
     """All logits of two sequences: prompts in one batch, then steps of one token."""
     model = engine._core.runner.model
     caches = model.make_caches()
-    for cache in caches:
-        cache.resize(3, 128, keep=0)
+    SlotStorage(caches, 3, 128)
     starts, outputs = [0, 0], []
     slots = (2, 0)
     with torch.inference_mode():

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.kernels import gpu
-from worker.kernels.attention import Stored
+from worker.kernels.attention import PAGE, Stored
 from worker.layers.batch import Batch, Span
+from worker.layers.cache import pages_for
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs the package triton: make triton"
@@ -53,6 +55,35 @@ def attended(
     return (weights @ wide[1].double()).transpose(0, 1).flatten(1)
 
 
+def stored_of(slots: int, kv_heads: int, columns: int, dim: int, window: int | None) -> Stored:
+    """Caches with random values: in pages that lie apart from each other, without a window."""
+    if window is not None:
+        keys, values = torch.randn(2, slots, kv_heads, columns, dim)
+        return Stored(keys, values, window)
+    count = pages_for(columns)
+    table = torch.randperm(slots * count + 3)[: slots * count].view(slots, count)
+    keys, values = torch.randn(2, slots * count + 3, kv_heads, PAGE, dim)
+    return Stored(keys, values, None, table.to(torch.int32))
+
+
+def copied(stored: Stored) -> Stored:
+    return replace(stored, keys=stored.keys.clone(), values=stored.values.clone())
+
+
+def columns_of(stored: Stored) -> tuple[Tensor, Tensor]:
+    """Copies of keys and values [slots, kv_heads, columns, dim]."""
+    if stored.pages is None:
+        return stored.keys.clone(), stored.values.clone()
+    keys, values = (
+        part[stored.pages].transpose(1, 2).flatten(2, 3) for part in (stored.keys, stored.values)
+    )
+    return keys, values
+
+
+def check_columns(stored: Stored, expected: tuple[Tensor, Tensor]) -> None:
+    assert all(torch.equal(*pair) for pair in zip(columns_of(stored), expected, strict=True))
+
+
 def near(found: Tensor, expected: Tensor) -> None:
     assert float((found.double() - expected).norm() / expected.norm()) < 1e-5
 
@@ -79,36 +110,36 @@ def test_single_tokens(case: str) -> None:
     slots = torch.randperm(rows + 1)[:rows]
     slots[-1] = -1
     columns = min(given["columns"], window or given["columns"])
-    keys, values = torch.randn(2, rows + 2, kv_heads, columns, dim)
-    expected_keys, expected_values = keys.clone(), values.clone()
+    stored = stored_of(rows + 2, kv_heads, columns, dim, window)
+    expected_keys, expected_values = columns_of(stored)
     qkv = torch.randn(rows, heads + 2 * kv_heads, dim)
     q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
     sinks = torch.randn(heads) if given["sinks"] else None
     out = torch.full((rows, heads * dim), float("nan"))
     gpu.attention().attend_decode(
-        *(q, k, v, Stored(keys, values, window), slots, positions),
+        *(q, k, v, stored, slots, positions),
         *(SCALE, given["cap"], sinks, out),
     )
     for row, slot in enumerate(slots[:-1].tolist()):
         position = int(positions[row])
         at = position % window if window else position
         expected_keys[slot, :, at], expected_values[slot, :, at] = k[row], v[row]
-        seen = torch.arange(columns)[None] <= position
+        seen = torch.arange(expected_keys.shape[2])[None] <= position
         own = expected_keys[slot], expected_values[slot]
         near(out[row : row + 1], attended(q[row][:, None], *own, given["cap"], sinks, seen))
     assert torch.equal(out[-1], torch.zeros(heads * dim))
-    assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
+    check_columns(stored, (expected_keys, expected_values))
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    keys, values = torch.randn(2, 5, 2, 800, 16)
+    stored = stored_of(5, 2, 800, 16, None)
     q, kv = torch.randn(5, 4, 16), torch.randn(5, 2, 16)
     found = []
     for rows in (slice(0, 5), slice(0, 1)):
         out = torch.empty(5, 64)[rows]
         at = torch.arange(5)[rows], torch.tensor([700, 3, 100, 799, 0])[rows]
         gpu.attention().attend_decode(
-            *(q[rows], kv[rows], kv[rows], Stored(keys.clone(), values.clone(), None), *at),
+            *(q[rows], kv[rows], kv[rows], copied(stored), *at),
             *(SCALE, None, None, out),
         )
         found.append(out[0])
@@ -123,17 +154,15 @@ def test_chunks(dim: int, cap: float | None, sinks: bool) -> None:
     spans = [Span(3, 0, [1] * 40, 40), Span(1, 7, [1] * 20, 27), Span(0, 100, [1] * 17, 117)]
     batch, ordered = Batch.prepare([Span(2, 5, [1], 6), *spans], torch.device("cpu"))
     tokens = len(batch.token_ids)
-    keys, values = torch.randn(2, 5, kv_heads, 130, dim)
-    expected_keys, expected_values = keys.clone(), values.clone()
+    stored = stored_of(5, kv_heads, 130, dim, None)
+    expected_keys, expected_values = columns_of(stored)
     qkv = torch.randn(tokens, heads + 2 * kv_heads, dim)
     q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
     sink = torch.randn(heads) if sinks else None
     pieces = batch.pieces(gpu.attention().queries(q))
     assert (len(pieces.table), pieces.high, pieces.longest) == (7, 4, 117)
     out = torch.zeros(tokens, heads * dim)
-    gpu.attention().attend_chunks(
-        q, k, v, Stored(keys, values, None), pieces.table, SCALE, cap, sink, out
-    )
+    gpu.attention().attend_chunks(q, k, v, stored, pieces.table, SCALE, cap, sink, out)
     assert torch.equal(out[0], torch.zeros(heads * dim))  # the single token
     for span, chunk in zip(ordered[1:], batch.chunks, strict=True):
         rows, columns = slice(chunk.row, chunk.row + chunk.length), slice(span.start, span.end)
@@ -142,7 +171,7 @@ def test_chunks(dim: int, cap: float | None, sinks: bool) -> None:
         seen = torch.arange(span.end)[None] <= torch.arange(span.start, span.end)[:, None]
         own = expected_keys[span.slot, :, : span.end], expected_values[span.slot, :, : span.end]
         near(out[rows], attended(q[rows].transpose(0, 1), *own, cap, sink, seen))
-    assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
+    check_columns(stored, (expected_keys, expected_values))
 
 
 @pytest.mark.parametrize("turned", [0, 16, 12])

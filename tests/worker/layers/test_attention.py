@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.worker.slot_storage import SlotStorage
 from worker.layers import attention
 from worker.layers.batch import Batch, Span
 from worker.layers.kv_cache import FullKVCache, KVCache, WindowKVCache
@@ -64,7 +65,7 @@ def test_a_sink_takes_weight_and_gives_no_value(window: int | None, cap: float |
         cache = FullKVCache(KV_HEADS, DIM, torch.float32, CPU)
     else:
         cache = WindowKVCache(KV_HEADS, DIM, window, torch.float32, CPU)
-    cache.resize(4, LENGTH, keep=0)
+    SlotStorage([cache], 4, LENGTH)
     outputs: list[Tensor] = []
     slots = (0, 3)
     for start, end in pairwise([0, 3, 4, 25, 26, 27, LENGTH]):

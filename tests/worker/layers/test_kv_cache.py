@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.worker.slot_storage import SlotStorage
+from worker.kernels.attention import PAGE
+from worker.layers.attention import attend
 from worker.layers.batch import Batch, Span
+from worker.layers.cache import Size
 from worker.layers.kv_cache import COLUMNS, FullKVCache, KVCache, WindowKVCache
 
 CPU = torch.device("cpu")
@@ -19,7 +23,7 @@ def make(kind: str, columns: int = 64) -> KVCache:
         cache = FullKVCache(HEADS, DIM, torch.float32, CPU)
     else:
         cache = WindowKVCache(HEADS, DIM, WINDOW, torch.float32, CPU)
-    cache.resize(SLOTS, columns, keep=0)
+    SlotStorage([cache], SLOTS, columns)
     return cache
 
 
@@ -107,45 +111,54 @@ def test_decode_reads_a_rounded_number_of_columns() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("slots", "columns"), [(4, 128), (6, 64), (8, 256), (2, 64)])
-def test_resize_keeps_the_first_slots_and_adds_zeroed_ones(
-    kind: str, slots: int, columns: int
-) -> None:
+@pytest.mark.parametrize(("slots", "columns"), [(4, 128), (6, 64), (8, 256)])
+def test_resize_keeps_the_first_slots(kind: str, slots: int, columns: int) -> None:
     cache = make(kind)
+    storage = SlotStorage([cache], SLOTS, 64)
     for slot in range(SLOTS):
         chunk(cache, slot, 0, 7)
-    cache.resize(slots, columns, keep=2)
-    for slot in range(2):
+    storage.resize(slots, columns)
+    for slot in range(SLOTS):
         k, batch = decode(cache, {slot: 7})
         assert visible(k, batch, 0) == expected(kind, slot, 7)
-    if slots > SLOTS:
-        k, batch = decode(cache, {5: 7})
-        assert visible(k, batch, 0) == {0.0, float(keys(5, 7, 1)[0, 0, 0])}
+    chunk(cache, slots - 1, 0, columns - 1)
+    k, batch = decode(cache, {slots - 1: columns - 1})
+    assert visible(k, batch, 0) == expected(kind, slots - 1, columns - 1)
+
+
+def test_pages_move_where_others_are_free() -> None:
+    cache = make("full")
+    assert isinstance(cache, FullKVCache)
+    for part in cache.storage():
+        part.copy_(torch.arange(16)[:, None, None, None])
+    cache.resize(Size(SLOTS, 64, 4), keep=SLOTS, moves=((15, 2), (9, 0)))
+    for part in cache.storage():
+        assert part[:, 0, 0, 0].tolist() == [9, 1, 15, 3]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_clear_resets_one_slot_to_zero(kind: str) -> None:
-    """A slot with NaN would poison the slot range: masked columns are multiplied by 0."""
+def test_what_a_sequence_does_not_see_may_be_nan(kind: str) -> None:
+    """As after a sequence whose numbers were not finite."""
     cache = make(kind)
+    for part in (cache.stored().keys, cache.stored().values):
+        part.fill_(torch.nan)
     for slot in (0, 1):
         chunk(cache, slot, 0, 4)
-    cache.append_chunk(
-        torch.full((4, HEADS, DIM), float("nan")),
-        torch.full((4, HEADS, DIM), float("nan")),
-        Batch.prepare([Span(1, 0, [0] * 4, 4)], CPU)[0].chunks[0],
-    )
-    cache.clear(1)
-    k, batch = decode(cache, {0: 4, 1: 4})
-    assert visible(k, batch, 0) == expected(kind, 0, 4)
-    assert visible(k, batch, 1) == {0.0, float(keys(1, 4, 1)[0, 0, 0])}
+    new = torch.randn(2, HEADS, DIM)
+    batch, _ = Batch.prepare([Span(0, 4, [0], 5), Span(1, 4, [0], 5)], CPU)
+    assert attend(new, new, new, cache, batch, 1.0).isfinite().all()
 
 
 def test_bytes_for_counts_what_resize_allocates() -> None:
     full = FullKVCache(HEADS, DIM, torch.bfloat16, CPU)
-    full.resize(3, 50, keep=0)
-    assert full.bytes_for(3, 50) == full._keys.nbytes + full._values.nbytes == 2 * 3 * 50 * 6 * 2
+    size = Size(3, 50, 7)
+    full.resize(size, keep=0)
+    nbytes = 7 * PAGE * full.token_bytes
+    assert full.bytes_for(size) == full._keys.nbytes + full._values.nbytes == nbytes
+    assert full.token_bytes == 2 * HEADS * DIM * 2
     ring = WindowKVCache(HEADS, DIM, WINDOW, torch.float32, CPU)
     for columns in (3, 50):
-        ring.resize(3, columns, keep=0)
-        assert ring.bytes_for(3, columns) == ring._keys.nbytes + ring._values.nbytes
-    assert ring.bytes_for(3, 50) == ring.bytes_for(3, WINDOW)  # never more than the window
+        size = Size(3, columns, 7)
+        ring.resize(size, keep=0)
+        assert ring.bytes_for(size) == ring._keys.nbytes + ring._values.nbytes
+    assert ring.bytes_for(size) == ring.bytes_for(Size(3, WINDOW, 0))  # no more than the window

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from worker.layers.batch import Batch, Span
+from worker.layers.cache import Size
 from worker.layers.delta_net import DeltaShape, GatedDeltaNet
 from worker.layers.linear import LinearFactory
 from worker.layers.recurrent_cache import RecurrentCache
@@ -44,7 +45,7 @@ def span(slot: int, start: int, length: int) -> Span:
 
 def new_cache(net: GatedDeltaNet) -> RecurrentCache:
     cache = net.make_cache()
-    cache.resize(SLOTS, 64, keep=0)
+    cache.resize(Size(SLOTS, 64, 0), keep=0)
     return cache
 
 
@@ -77,7 +78,7 @@ def test_resize_keeps_the_first_slots_and_adds_zeroed_ones(net: GatedDeltaNet, s
     for slot in range(SLOTS):
         run(net, cache, [span(slot, 0, 5)])
     state, tail = cache.state.clone(), cache.inputs.clone()
-    cache.resize(slots, 512, keep=2)
+    cache.resize(Size(slots, 512, 0), keep=2)
     assert state[:2].abs().amin(dim=(1, 2, 3)).gt(0).all()
     assert torch.equal(cache.state[:2], state[:2])
     assert torch.equal(cache.inputs[:2], tail[:2])
@@ -100,5 +101,5 @@ def test_a_cleared_slot_starts_a_new_sequence(net: GatedDeltaNet) -> None:
 def test_bytes_for_counts_what_resize_allocates(net: GatedDeltaNet) -> None:
     cache = new_cache(net)
     held = cache.inputs.nbytes + cache.state.nbytes
-    assert held == cache.bytes_for(SLOTS, 64) == cache.bytes_for(SLOTS, 10**6)
-    assert cache.bytes_for(2 * SLOTS, 64) == 2 * held
+    assert held == cache.bytes_for(Size(SLOTS, 64, 9)) == cache.bytes_for(Size(SLOTS, 10**6, 0))
+    assert cache.bytes_for(Size(2 * SLOTS, 64, 9)) == 2 * held

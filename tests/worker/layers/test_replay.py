@@ -14,6 +14,7 @@ from torch import Tensor
 
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
+from tests.worker.slot_storage import SlotStorage
 from worker import Engine
 from worker.kernels import library, recording
 from worker.kernels.elementwise import rms_norm
@@ -81,12 +82,11 @@ class Run:
 
     def __init__(self, model: Decoder, slots: int, columns: int) -> None:
         self._model, self._caches = model, model.make_caches()
-        self._lengths: list[int] = []
-        self.resize(slots, columns)
+        self._storage = SlotStorage(self._caches, slots, columns)
+        self._lengths = [0] * slots
 
     def resize(self, slots: int, columns: int) -> None:
-        for cache in self._caches:
-            cache.resize(slots, columns, keep=len(self._lengths))
+        self._storage.resize(slots, columns)
         self._lengths += [0] * (slots - len(self._lengths))
 
     def step(self, ids: dict[int, list[int]], *, last: bool = False) -> Tensor:
@@ -289,11 +289,11 @@ def test_other_numbers_of_threads_are_computed(
 
 def test_a_position_outside_of_the_cache_is_refused(tmp_path: Path) -> None:
     model = decoder_of(load(tmp_path, "qwen3"))
-    run = Run(model, 1, 4)
+    run = Run(model, 1, 16)
     with torch.inference_mode():
-        for _ in range(4):
+        for _ in range(16):
             run.step({0: [1]})
-        with pytest.raises(IndexError, match="5 columns"):
+        with pytest.raises(IndexError, match="17 columns"):
             run.step({0: [1]})
 
 

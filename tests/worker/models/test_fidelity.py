@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import FAMILIES, WRAPPED, make_checkpoint
 from tests.worker.models.variants import CASES, DISTURBED
+from tests.worker.slot_storage import SlotStorage
 from worker import Engine
 from worker.kernels import library
 from worker.layers.batch import Batch, Span
@@ -66,8 +67,7 @@ def test_chunks_of_any_size_in_a_mixed_batch_give_the_same_logits(pair: Pair) ->
     """Three sequences in scattered slots, each step advancing by one token or by many."""
     model = pair.engine._core.runner.model
     caches = model.make_caches()
-    for cache in caches:
-        cache.resize(4, 256, keep=0)
+    SlotStorage(caches, 4, 256)
     slots, done = [0, 3, 1], [0, 0, 0]
     rows: list[list[torch.Tensor]] = [[], [], []]
     sizes = [9, 1, 4, 1, 1, 90, 1]

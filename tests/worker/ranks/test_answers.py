@@ -73,9 +73,9 @@ def test_preempted_sequences_have_the_tokens_of_one_rank(start: Callable[..., En
     """With so little cache that its storage grows, shrinks and is full."""
     one = load("demo", 1)
     sizes = one._core.book.sizes
-    options = {"cache_bytes": sizes.storage(2, 64), "max_batch": 4}
+    options = {"cache_bytes": sizes.sequence(128), "max_batch": 4}
     engine = start(2, **options)
-    assert engine._core.book.sizes.storage(2, 64) == sizes.storage(2, 64)  # of both ranks
+    assert engine._core.book.sizes.sequence(128) == sizes.sequence(128)  # of both ranks
     expected = [found.token_ids for found in one.generate(PROMPTS, GREEDY)]
     assert [found.token_ids for found in engine.generate(PROMPTS, GREEDY)] == expected
 

@@ -15,9 +15,11 @@ from jobs.errors import InvalidRequest
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.models.variants import CASES
 from tests.worker.ranks.threads import load_part, on_ranks
+from tests.worker.slot_storage import SlotStorage
 from worker.device import Device
 from worker.layers import linear
 from worker.layers.batch import Batch, Span
+from worker.layers.cache import Size
 from worker.layers.linear import LinearFactory
 from worker.layers.shard import WHOLE, Shard
 from worker.layers.weights.linear_weight import LinearWeight
@@ -41,8 +43,7 @@ CLOSE = 1e-4  # relative
 def steps(model: Model) -> list[Tensor]:
     """The logits of prompts, then of a mixed step, then of two steps of single tokens."""
     caches = model.make_caches()
-    for cache in caches:
-        cache.resize(3, 256, keep=0)
+    SlotStorage(caches, 3, 256)
     ids = torch.randint(
         model.vocab_size, (170,), generator=torch.Generator().manual_seed(2)
     ).tolist()
@@ -106,7 +107,7 @@ def test_each_rank_keeps_its_part_of_the_weights_and_of_the_cache(
         stored = 0
         model = load_part(folder, "fp32", shard).model
         sizes.append(stored)
-        cached.append([cache.bytes_for(4, 64) for cache in model.make_caches()])
+        cached.append([cache.bytes_for(Size(4, 64, 16)) for cache in model.make_caches()])
     assert sizes[1] == sizes[2]
     assert sizes[0] <= 2 * sizes[1] < 1.01 * sizes[0]  # the vocabulary is padded
     assert cached[1] == cached[2] == [nbytes // 2 for nbytes in cached[0]]

@@ -3,8 +3,8 @@
 // A unit of work is one token and one key-value head with the query heads that read it, so a
 // token's result does not depend on the others that are computed beside it. Columns are read in blocks, keys before values,
 // with a running maximum and sum (online softmax), so that the cache is read once. All tokens of a
-// head follow each other: what several slots hold is read from one of them, and comes from the
-// second-level cache for all but the first.
+// head follow each other: a page that several slots have comes from the second-level cache for all
+// but the first.
 #include "attention_products.h"
 #include "program.h"
 
@@ -16,28 +16,19 @@ constexpr int TOGETHER = 4;  // query heads for which one read of a key or value
 
 struct Decode : Attention {
     const int64_t *slots, *positions;  // [rows]
-    const int64_t* shared;             // [slots, 2], see `same`; may be null
     int64_t rows;
-
-    // A slot whose first `columns` columns are equal to those of this slot.
-    struct Same {
-        int64_t slot, columns;
-    };
-    Same same(int64_t slot) const {
-        return shared ? Same{shared[2 * slot], shared[2 * slot + 1]} : Same{slot, 0};
-    }
 };
 
 // A block, and the memory of the next one.
 template <typename T>
 struct Columns {
-    const T *keys, *values;
+    Runs<T> keys, values;
     int count;
-    Ahead next_keys, next_values;
+    AheadOfRuns next_keys, next_values;
 
     void fetch_meanwhile(const Columns& next, int dim) {
-        next_keys = {(const char*)next.keys, (const char*)(next.keys + next.count * dim)};
-        next_values = {(const char*)next.values, (const char*)(next.values + next.count * dim)};
+        next_keys = next.keys.ahead(next.count, dim);
+        next_values = next.values.ahead(next.count, dim);
     }
 };
 
@@ -114,10 +105,13 @@ struct Unit {
     template <typename T>
     Columns<T> columns(const Decode& a, int64_t start) const {
         const int count = seen - start < BLOCK ? (int)(seen - start) : BLOCK;
-        const Decode::Same same = a.same(slot);
-        const bool shared = start + count <= same.columns;
-        const int64_t at = a.plane(shared ? same.slot : slot, kv_head) + start * a.dim;
-        return {(const T*)a.keys + at, (const T*)a.values + at, count, {}, {}};
+        Columns<T> found{{}, {}, count, {}, {}};
+        for (int run = 0; run * PAGE < count; run++) {
+            const int64_t at = a.place(slot, kv_head, start + run * PAGE);
+            found.keys.first[run] = (const T*)a.keys + at;
+            found.values.first[run] = (const T*)a.values + at;
+        }
+        return found;
     }
 };
 
@@ -191,14 +185,14 @@ void attend_all(const Decode& a) {
 // multiply bf16 in pairs, which AVX2 has no instruction for.
 EXPORT void attend_decode(const void* q, int64_t q_stride, const void* k, int64_t k_stride,
                           const void* v, int64_t v_stride, void* keys, void* values,
-                          const int64_t* slots, const int64_t* positions,
-                          const int64_t* shared, const float* sinks, void* out, int64_t rows,
+                          const int32_t* pages, const int64_t* slots, const int64_t* positions,
+                          const float* sinks, void* out, int64_t rows,
                           int64_t capacity, int64_t window, int heads, int kv_heads, int dim,
                           float scale, float cap, int type, int pairs,
                           int threads) {
-    const Decode a{{q, k, v, q_stride, k_stride, v_stride, keys, values, sinks, out, capacity,
-                    window, heads, kv_heads, dim, scale, cap, threads},
-                   slots, positions, shared, rows};
+    const Decode a{{q, k, v, q_stride, k_stride, v_stride, keys, values, pages, sinks, out,
+                    capacity, window, heads, kv_heads, dim, scale, cap, threads},
+                   slots, positions, rows};
     if (type == FLOAT32) return attend_all<AsTheyAre<float>>(a);
 #ifdef AVX512
     if (pairs) return attend_all<Pairs>(a);

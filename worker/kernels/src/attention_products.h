@@ -15,6 +15,35 @@ constexpr int BLOCK = 32;         // columns whose scores are kept
 constexpr int MAX_GROUP = 64;     // query heads per key-value head; attention.py checks both
 constexpr int MAX_STATE = 16384;  // query heads per key-value head · channels
 constexpr int STEP = 32;          // channels that are read together
+constexpr int RUNS = BLOCK / PAGE;
+static_assert(BLOCK % PAGE == 0 && PAGE % LANES == 0);
+
+// The memory of the runs of a block, in order.
+struct AheadOfRuns {
+    Ahead of[RUNS];
+    int run = 0;
+
+    void fetch(int lines) {
+        while (run + 1 < RUNS && of[run].at >= of[run].end) run++;
+        of[run].fetch(lines);
+    }
+};
+
+// The columns of a block of one head: PAGE columns follow each other, but for the last ones.
+template <typename T>
+struct Runs {
+    const T* first[RUNS];
+
+    const T* column(int j, int dim) const { return first[j / PAGE] + (int64_t)(j % PAGE) * dim; }
+    AheadOfRuns ahead(int count, int dim) const {
+        AheadOfRuns found{};
+        for (int run = 0; run * PAGE < count; run++) {
+            const int length = count - run * PAGE < PAGE ? count - run * PAGE : PAGE;
+            found.of[run] = {(const char*)first[run], (const char*)(first[run] + length * dim)};
+        }
+        return found;
+    }
+};
 
 // Floats per head of the weighted values.
 INLINE int padded(int dim) { return (dim + STEP - 1) / STEP * STEP; }
@@ -38,13 +67,14 @@ struct AsTheyAre {
     template <int G>
     struct Products {
         // out[g][column] = q · k
-        static void scores(const float* q, const T* keys, int count, int dim,
-                           float (*out)[BLOCK], Ahead& ahead) {
+        static void scores(const float* q, const Runs<T>& keys, int count, int dim,
+                           float (*out)[BLOCK], AheadOfRuns& ahead) {
             for (int j = 0; j < count; j++) {
                 Floats partial[G];
                 for (int g = 0; g < G; g++) partial[g] = zeros();
+                const T* column = keys.column(j, dim);
                 for (int i = 0; i < dim; i += LANES) {
-                    Floats key = load(keys + (int64_t)j * dim + i);
+                    Floats key = load(column + i);
                     for (int g = 0; g < G; g++)
                         partial[g] = fma(load(q + g * dim + i), key, partial[g]);
                     ahead.fetch(1);
@@ -54,14 +84,14 @@ struct AsTheyAre {
         }
 
         // sums[g] += Σ weights[g][column] · values[column]
-        static void add_values(float (*weights)[BLOCK], const T* values, int count, int dim,
-                               float* sums, Ahead& ahead) {
+        static void add_values(float (*weights)[BLOCK], const Runs<T>& values, int count, int dim,
+                               float* sums, AheadOfRuns& ahead) {
             const int width = padded(dim);
             for (int i = 0; i < dim; i += LANES) {
                 Floats total[G];
                 for (int g = 0; g < G; g++) total[g] = load(sums + g * width + i);
                 for (int j = 0; j < count; j++) {
-                    Floats value = load(values + (int64_t)j * dim + i);
+                    Floats value = load(values.column(j, dim) + i);
                     for (int g = 0; g < G; g++)
                         total[g] = fma(all(weights[g][j]), value, total[g]);
                     ahead.fetch(1);
@@ -105,8 +135,8 @@ struct Pairs {
     struct Products {
         static constexpr int PANEL = 8 / G;  // steps of values side by side: 16 sums in registers
 
-        static void scores(const bf16* q, const bf16* keys, int count, int dim,
-                           float (*out)[BLOCK], Ahead& ahead) {
+        static void scores(const bf16* q, const Runs<bf16>& keys, int count, int dim,
+                           float (*out)[BLOCK], AheadOfRuns& ahead) {
             // With a constant size the compiler keeps the queries in registers.
             if (dim == 128)
                 scores_of<128>(q, keys, count, 128, out, ahead);
@@ -117,14 +147,14 @@ struct Pairs {
         }
 
         template <int DIM>
-        static void scores_of(const bf16* q, const bf16* keys, int count, int given,
-                              float (*out)[BLOCK], Ahead& ahead) {
+        static void scores_of(const bf16* q, const Runs<bf16>& keys, int count, int given,
+                              float (*out)[BLOCK], AheadOfRuns& ahead) {
             const int dim = DIM ? DIM : given;
             for (int start = 0; start < count; start += LANES) {
                 Floats partial[G][LANES];
                 for (int j = 0; j < LANES; j++) {
                     int column = start + j < count ? start + j : count - 1;
-                    const bf16* key = keys + (int64_t)column * dim;
+                    const bf16* key = keys.column(column, dim);
                     Floats total[G];
                     for (int g = 0; g < G; g++) total[g] = zeros();
                     for (int i = 0; i < dim; i += STEP) {
@@ -141,8 +171,8 @@ struct Pairs {
             }
         }
 
-        static void add_values(float (*weights)[BLOCK], const bf16* values, int count, int dim,
-                               float* sums, Ahead& ahead) {
+        static void add_values(float (*weights)[BLOCK], const Runs<bf16>& values, int count, int dim,
+                               float* sums, AheadOfRuns& ahead) {
             bf16 rounded[G][BLOCK];
             for (int g = 0; g < G; g++) {
                 for (int j = count; j < BLOCK; j++) weights[g][j] = 0.0f;
@@ -158,8 +188,8 @@ struct Pairs {
         // Channels from `start` on, two columns at a time: they are interleaved, so that one
         // instruction multiplies with a pair of weights. `sums` stay in the order that this gives.
         template <int WIDE>
-        static void add_panel(const bf16 (*weights)[BLOCK], const bf16* values, int count,
-                              int dim, int start, float* sums, Ahead& ahead) {
+        static void add_panel(const bf16 (*weights)[BLOCK], const Runs<bf16>& values,
+                              int count, int dim, int start, float* sums, AheadOfRuns& ahead) {
             Floats low[G][WIDE], high[G][WIDE];
             float* first_sum = sums + start;
             const int width = padded(dim);
@@ -169,7 +199,7 @@ struct Pairs {
                     high[g][n] = load(first_sum + g * width + n * STEP + LANES);
                 }
             for (int j = 0; j < count; j += 2) {
-                const bf16* first = values + (int64_t)j * dim + start;
+                const bf16* first = values.column(j, dim) + start;
                 const bf16* second = j + 1 < count ? first + dim : first;
                 __m512bh pair[G];
                 for (int g = 0; g < G; g++) {
@@ -230,8 +260,8 @@ struct Widened {
     struct Products {
         static constexpr int PANEL = G < 4 ? 4 : 2;  // steps of values side by side
 
-        static void scores(const float* q, const bf16* keys, int count, int dim,
-                           float (*out)[BLOCK], Ahead& ahead) {
+        static void scores(const float* q, const Runs<bf16>& keys, int count, int dim,
+                           float (*out)[BLOCK], AheadOfRuns& ahead) {
             if (dim == 128)
                 scores_of<128>(q, keys, count, 128, out, ahead);
             else
@@ -239,14 +269,14 @@ struct Widened {
         }
 
         template <int DIM>
-        static void scores_of(const float* q, const bf16* keys, int count, int given,
-                              float (*out)[BLOCK], Ahead& ahead) {
+        static void scores_of(const float* q, const Runs<bf16>& keys, int count, int given,
+                              float (*out)[BLOCK], AheadOfRuns& ahead) {
             const int dim = DIM ? DIM : given, width = padded(dim);
             for (int start = 0; start < count; start += LANES) {
                 Floats partial[G][LANES];
                 for (int j = 0; j < LANES; j++) {
                     int column = start + j < count ? start + j : count - 1;
-                    const bf16* key = keys + (int64_t)column * dim;
+                    const bf16* key = keys.column(column, dim);
                     Floats even[G], odd[G];
                     for (int g = 0; g < G; g++) even[g] = odd[g] = zeros();
                     for (int i = 0; i < dim; i += STEP) {
@@ -264,8 +294,8 @@ struct Widened {
             }
         }
 
-        static void add_values(float (*weights)[BLOCK], const bf16* values, int count, int dim,
-                               float* sums, Ahead& ahead) {
+        static void add_values(float (*weights)[BLOCK], const Runs<bf16>& values, int count, int dim,
+                               float* sums, AheadOfRuns& ahead) {
             int i = 0;
             for (; i + PANEL * STEP <= dim; i += PANEL * STEP)
                 add_panel<PANEL>(weights, values, count, dim, i, sums, ahead);
@@ -273,19 +303,19 @@ struct Widened {
         }
 
         template <int WIDE>
-        static void add_panel(const float (*weights)[BLOCK], const bf16* values, int count,
-                              int dim, int start, float* sums, Ahead& ahead) {
+        static void add_panel(const float (*weights)[BLOCK], const Runs<bf16>& values,
+                              int count, int dim, int start, float* sums, AheadOfRuns& ahead) {
             Floats total[G][WIDE][2];
             const int width = padded(dim);
             for (int g = 0; g < G; g++)
                 for (int n = 0; n < WIDE; n++)
                     for (int odd = 0; odd < 2; odd++)
                         total[g][n][odd] = load(sums + g * width + start + n * STEP + odd * LANES);
-            for (int j = 0; j < count; j++)
+            for (int j = 0; j < count; j++) {
+                const bf16* column = values.column(j, dim) + start;
                 for (int n = 0; n < WIDE; n++) {
                     const int left = WIDE > 1 ? STEP : dim - start;
-                    const __m512i step =
-                        load_step(values + (int64_t)j * dim + start + n * STEP, left);
+                    const __m512i step = load_step(column + n * STEP, left);
                     for (int odd = 0; odd < 2; odd++) {
                         const Floats value = half_of(step, odd);
                         for (int g = 0; g < G; g++)
@@ -293,6 +323,7 @@ struct Widened {
                     }
                     ahead.fetch(1);
                 }
+            }
             for (int g = 0; g < G; g++)
                 for (int n = 0; n < WIDE; n++)
                     for (int odd = 0; odd < 2; odd++)

@@ -137,7 +137,7 @@ struct Tile {
             for (int i = 0; i < PER; i++) {
                 const int64_t at = std::clamp(from + j + i, low, last);
                 if (at < cached) {
-                    const int64_t to = a.plane(chunk.slot, kv_head) + a.column(at) * dim;
+                    const int64_t to = a.place(chunk.slot, kv_head, a.column(at));
                     key[i] = (const T*)a.keys + to;
                     value[i] = (const T*)a.values + to;
                 } else {
@@ -260,10 +260,11 @@ void attend_all(const Chunks& a) {
 // whether to multiply bf16 in pairs, which AVX2 has no instruction for.
 EXPORT void attend_chunks(const void* q, int64_t q_stride, const void* k, int64_t k_stride,
                           const void* v, int64_t v_stride, void* keys, void* values,
-                          const int64_t* table, int64_t count, const float* sinks, void* out,
-                          int64_t capacity, int64_t window, int heads, int kv_heads, int dim,
-                          float scale, float cap, int type, int pairs, int threads) {
-    const Chunks a{{q, k, v, q_stride, k_stride, v_stride, keys, values, sinks, out, capacity,
+                          const int32_t* pages, const int64_t* table, int64_t count,
+                          const float* sinks, void* out, int64_t capacity, int64_t window, int heads,
+                          int kv_heads, int dim, float scale, float cap, int type, int pairs,
+                          int threads) {
+    const Chunks a{{q, k, v, q_stride, k_stride, v_stride, keys, values, pages, sinks, out, capacity,
                     window, heads, kv_heads, dim, scale, cap, threads},
                    (const Chunk*)table, count};
     if (type == FLOAT32) return attend_all<Single<float>>(a);
