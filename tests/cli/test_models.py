@@ -88,9 +88,9 @@ def test_a_long_context_is_shown_with_the_part_that_fits(
 ) -> None:
     each = 3 * 2 * 2 * 16 * 4  # layers · keys and values · kv heads · head_dim · bytes
     weights = json.loads(run("models", "check", str(folder), "--json").stdout)["weight_bytes"]
-    monkeypatch.setattr(device, "free_bytes", lambda _: weights + 4 * 100 * each)
+    monkeypatch.setattr(device, "free_bytes", lambda _: weights + 4 * 112 * each)
     done = run("models", "check", str(folder), "--device", "cpu")
-    assert "512 tokens, of which 100 fit beside the weights" in done.stdout
+    assert "512 tokens, of which 112 fit beside the weights" in done.stdout
 
 
 def test_only_headers_are_read(run: Run, folder: Path, tmp_path: Path) -> None:
