@@ -36,6 +36,7 @@ from worker.layers.cache import Size, pages_for
 
 FIRST_COLUMNS = 256  # tokens per slot in the first allocation
 GROWTH = 8  # one page of this many is allocated in addition where that evicts kept state
+MOSTLY_FREE = 4  # one page of this many, or fewer, is used
 NOTHING = Size(0, 0, 0)
 
 
@@ -122,9 +123,11 @@ class CacheBook:
             self.trim()
 
     def trim(self) -> None:
-        """Free the storage that no page needs which is kept, unless a slot is in use."""
+        """Free the storage of slots, unless one is in use, and that of pages if most are free:
+        those that are kept are copied."""
         if not self._used and self._size != NOTHING:
-            self._shrink(Size(0, 0, self._pages.used))
+            few = self._pages.used <= self._size.pages // MOSTLY_FREE
+            self._shrink(Size(0, 0, self._pages.used if few else self._size.pages))
 
     def free_all(self) -> None:
         """Free every slot and the storage, whatever uses them or was interrupted. Changes that are

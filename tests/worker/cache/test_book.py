@@ -269,3 +269,16 @@ def test_a_kept_copy_comes_into_a_page_that_others_share_then() -> None:
     book.free_all()
     assert block.page is None and book.begin_with(0, [block], 20)
     assert int(layer_of(pool).byte(0, 15)) == 9
+
+
+def test_idle_storage_is_trimmed_to_the_kept_pages_if_these_are_few() -> None:
+    book, _ = make_caches()
+    for pages, left in ((8, 8), (20, 64)):  # of 64
+        slot = book.acquire()
+        assert slot is not None and book.reserve(slot, pages * PAGE)
+        kept(book, slot, *[PAGE] * pages)
+        book.release(slot)
+        book.trim()
+        assert book.bytes_held == left * PAGE
+        book.free_all()
+        book.kept.clear()
