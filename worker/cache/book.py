@@ -187,6 +187,7 @@ class CacheBook:
         missing = [(slot, self._pages.missing(slot, columns)) for slot, columns in needed]
         if sum(number for _, number in missing) > self._pages.free:
             return False
+        self._used |= dict(needed)
         rows = [row for slot, number in missing for row in self._pages.take(slot, [None] * number)]
         if rows:
             self.emit(Place(tuple(rows)))

@@ -174,6 +174,16 @@ def test_what_is_given_back_leaves_sequences_the_pages_that_they_have() -> None:
     check(pool, slots[1], 500)
 
 
+def test_what_is_given_back_leaves_room_for_tokens_of_steps_that_followed() -> None:
+    """Sequences decode for long without a plan, and caches with windows need their columns."""
+    book, _ = make_caches()
+    slot, other = acquired(book, 300, 1000)
+    book.release(other)
+    assert book.extend([(slot, 700)])
+    book.give_back(1)
+    assert book._size.columns == 768 and book._size.pages == pages_for(700)
+
+
 @pytest.mark.parametrize("needs_clearing", [True, False])
 def test_layers_whose_old_state_would_be_read_are_cleared(needs_clearing: bool) -> None:
     book, pool = make_caches(needs_clearing=needs_clearing)
