@@ -247,7 +247,7 @@ def run(pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool = False) -> N
     assert not core.prefix._progress
     core.trim()
     book = core.book
-    pages = book._pages.used  # no slot is in use
+    pages = book._size.pages  # no slot is in use
     assert book.bytes_held == book.kept.nbytes + book.sizes.storage(Size(0, 0, pages))
     book.give_back(book.bytes_held)
     assert book.bytes_held == book.kept.pinned_bytes
