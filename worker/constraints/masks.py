@@ -60,8 +60,7 @@ def legal_tokens(rows: Sequence[MaskedRow], vocab: int) -> NDArray[np.int32]:
                 drafted.append((inner, at, legal))
             else:
                 plain.append((inner, at))
-            if matcher.stops and inner.is_accepting():
-                stopping.append((at, matcher.stops))
+            stopping += [(at + after, matcher.stops) for after in matcher.stops_after(legal)]
         at += 1 + len(draft)
     if plain:
         _executor().unsafe_compute_mask_ptr(plain, pointer, width, number)

@@ -15,8 +15,8 @@ class Matcher:
 
     `start`: the grammar of the completion; None: any text. `ends`: the end tokens that the grammar
     knows. `stops`: further tokens that end the completion; they are legal where the grammar may
-    end. `answer`: the grammar of what follows reasoning that `thinking` ends. Its forced tokens
-    come from the draw alone, never from a draft.
+    end. `answer`: the grammar of what follows reasoning that `thinking` ends. The mark that ends it
+    comes from the draw alone, never from a draft.
     """
 
     def __init__(
@@ -107,11 +107,39 @@ class Matcher:
         draft = draft[: self.room]
         if self.inner is None:
             return len(draft)
-        for number, token_id in enumerate(draft):
-            if token_id in self._last:
-                draft = draft[:number]
-                break
+        draft = self._before_end(draft)
         return int(self.inner.validate_tokens(list(draft))) if draft else 0
+
+    def forced_tokens(self, most: int) -> Sequence[int]:
+        """The next tokens, up to `most`, if the grammar forces them: those of the only text that it
+        allows next, as the tokenizer writes it, up to where a longer token could begin. The first
+        one is the only legal token; so is each later one, unless the tokenizer writes the rest of
+        the text in another way after the token before it."""
+        inner = self.inner
+        if most <= 0 or inner is None or self._after or inner.is_stopped():
+            return ()
+        return self._before_end(inner.compute_ff_tokens()[:most])
+
+    def _before_end(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Tokens up to the first one that ends the completion."""
+        for number, token_id in enumerate(token_ids):
+            if token_id in self._last:
+                return token_ids[:number]
+        return token_ids
+
+    def stops_after(self, draft: Sequence[int]) -> list[int]:
+        """The numbers of tokens of a legal draft after which one of `stops` is legal."""
+        inner, found = self.inner, []
+        if inner is None or not self.stops:
+            return []
+        for number in range(1 + len(draft)):
+            if number:
+                inner.consume_token(draft[number - 1])
+            if inner.is_accepting():
+                found.append(number)
+        if draft:
+            inner.rollback(len(draft))
+        return found
 
     @property
     def stuck(self) -> bool:

@@ -92,6 +92,8 @@ class EngineCore:
         self.loaded, self.state_of = loaded, loaded.state_of
         self.draft = None if drafting is None else drafting.loaded
         limits = devices.limits(self.device)
+        # A recurrent state that is kept must not have a token more than its sequence.
+        overlaps = limits.overlaps and not self.book.sizes.needs_clearing
         stride = limits.stride if slots.batch == 1 else None
         self.prefix = PrefixCache(
             self.book,
@@ -109,7 +111,12 @@ class EngineCore:
             ranks=ranks,
         )
         self.speculation = make_speculation(
-            drafting, self.book, self.runner.propose, limits.step_tokens, slots.batch
+            drafting,
+            self.book,
+            self.runner.propose,
+            limits.step_tokens,
+            slots.batch,
+            replays=overlaps,
         )
         self._scheduler = Scheduler(
             self.book,
@@ -123,8 +130,6 @@ class EngineCore:
         self._meter = memory_meter(self.device)
         self.peak_bytes = 0  # of memory in use, in one of its steps
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
-        # A recurrent state that is kept must not have a token more than its sequence.
-        overlaps = limits.overlaps and not self.book.sizes.needs_clearing
         self._pipeline = Pipeline(self._scheduler, self.runner, overlaps=overlaps)
         self._changes = Changes(self._pipeline.reset)
         self._closed = False

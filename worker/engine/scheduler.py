@@ -150,6 +150,8 @@ class Scheduler:
                 return None  # it leaves its place to another one
         if not rows or decoding < len(self.running) or not self.book.extend(needed):
             return None
+        if self._speculation.forces([scheduled[row].sequence for row in rows]):
+            return None  # the next step computes more than one token of some
         self.scheduled = [scheduled[row] for row in rows]
         low, high = self.scheduled[0].slot, self.scheduled[-1].slot + 1
         longest = max(columns for _, columns in needed)

@@ -2,8 +2,9 @@
 
 The model computes the tokens of a draft like known ones and draws what follows each of them. One is
 accepted if it is the token that was drawn before it, with the same random number as without a
-draft: so the tokens are the same, and only their number per step differs. `worker.speculative`
-makes the drafts and measures whether they are worth it; it knows no step.
+draft: so the tokens are the same, and only their number per step differs. The tokens of a draft are
+those that the grammar of an answer forces, else those of a proposer. `worker.speculative` proposes
+and measures whether that is worth it; it knows no step.
 """
 
 from __future__ import annotations
@@ -15,22 +16,31 @@ from worker.cache.book import CacheBook
 from worker.cache.changes import Protect, Rewind
 from worker.engine.scheduled import ScheduledSequence, Selected, Verified
 from worker.engine.sequence import Sequence
+from worker.layers.batch import SHORT
 from worker.speculative.acceptance import WORTH, updated
 from worker.speculative.draft_costs import DraftCosts
-from worker.speculative.drafting import Drafting
+from worker.speculative.drafting import DRAFT_TOKENS, Drafting
 from worker.speculative.model_proposer import Run
 from worker.speculative.proposer import NO_DRAFT, Draft, Proposer
 
 START_WEIGHT = 0.01  # of one token in the rate that new sequences begin with
 LEAST_START = WORTH + 0.1  # each sequence tries
+# Forced tokens of a step, for each sequence that the batch has room for. With a batch of one, more
+# rows might be added up in another order.
+FORCED_TOKENS = DRAFT_TOKENS
+# A step whose kernels are started one by one, and not early, takes about as long as five others.
+REPLAY_GAIN = 4
 
 
 class Speculation:
-    """Adds drafts to steps and counts how many of their tokens were right. `most`: tokens of a
-    draft. `step_tokens`: tokens of a step.
+    """Adds drafts to steps and counts how many of the proposed tokens were right. `most`: tokens of
+    a proposed draft. `step_tokens`: tokens of a step.
 
     `costs`: tells when drafts cost more time than they save; None: what is drafted for a sequence
     depends neither on time nor on other sequences.
+
+    `forced`: forced tokens of a step, at most. `replay_gain`: so many of them must be saved for
+    each sequence before a decode step, which is launched early and replayed otherwise, has any.
     """
 
     def __init__(
@@ -41,31 +51,29 @@ class Speculation:
         most: int = 0,
         step_tokens: int = 0,
         costs: DraftCosts | None = None,
+        forced: int = 0,
+        replay_gain: int = 0,
     ) -> None:
-        self.steps = 0  # in which sequences had drafts, counted for each sequence
+        self.steps = 0  # in which sequences had proposals, counted for each sequence
         self.drafted_tokens = 0
         self.accepted_tokens = 0
         self.drafts = proposer is not None
         self._proposer, self._book, self._costs = proposer, book, costs
         self._most, self._step_tokens = most, step_tokens
-        self._window = book.sizes.smallest_window or 2 * most + 1
+        self._forced, self._replay_gain = forced, replay_gain
+        self._window = book.sizes.smallest_window
         self._start = proposer.start if proposer is not None else 0.0  # rate of new sequences
         self._drafted, self._accepted = 0, 0  # tokens of this step
 
     def extend(self, selected: SequenceOf[Selected]) -> list[ScheduledSequence]:
-        """The sequences of a step, with drafts where they are worth it and there is room."""
+        """The sequences of a step, with drafts where there is room: of forced tokens, else of
+        proposals where they are worth it. What proposals gain beside forced tokens could not be
+        measured, so a step has one kind."""
         self._drafted = self._accepted = 0
-        if self._proposer is None or self._pauses(selected):
-            return [ScheduledSequence.of(sequence, count) for sequence, count in selected]
         left = self._step_tokens - sum(count for _, count in selected)
-        wanted = []
-        for sequence, count in selected:
-            number = min(self._number(sequence, count), left)
-            if number > 0 and self._fits(sequence, count + number):
-                wanted.append((sequence, number))
-                left -= number
-        proposed = self._proposer.propose(wanted) if wanted else []
-        drafts = {one: _legal(one, draft) for (one, _), draft in zip(wanted, proposed, strict=True)}
+        drafts = self._force(selected, left)
+        if self._proposer is not None and not self._pauses(selected, forced=bool(drafts)):
+            drafts = self._propose(selected, left, self._proposer)
         scheduled = []
         for sequence, count in selected:
             draft = drafts.get(sequence, NO_DRAFT)
@@ -74,19 +82,24 @@ class Speculation:
                 end = sequence.computed + count + len(draft.token_ids)
                 self._book.emit(Protect(sequence.slot, sequence.computed, end))
             scheduled.append(ScheduledSequence.of(sequence, count, draft))
-        if self._costs is not None:
-            self._costs.proposed()
         return scheduled
+
+    def forces(self, sequences: SequenceOf[Sequence]) -> bool:
+        """True if the step after the next tokens of these sequences, which decode, is worth its
+        forced tokens."""
+        after = [len(self._forced_after(sequence, 1)) - 1 for sequence in sequences]
+        return self._saves(sum(number for number in after if number > 0), len(sequences))
 
     def count(
         self, scheduled: SequenceOf[ScheduledSequence], verified: SequenceOf[Verified]
     ) -> None:
-        """Count the drafts of a step, before its tokens end sequences that report the figures."""
+        """Count the proposals of a step, before its tokens end sequences that report the
+        figures."""
         if self._proposer is None:
             return
         for one, drawn in zip(scheduled, verified, strict=True):
             drafted, accepted = len(one.draft.token_ids), drawn.accepted
-            if not drafted:
+            if not drafted or one.draft.forced:
                 continue
             self.steps += 1
             self.drafted_tokens += drafted
@@ -123,28 +136,85 @@ class Speculation:
         """Free the proposer."""
         self._proposer = None
 
-    def _pauses(self, selected: SequenceOf[Selected]) -> bool:
-        """True if a step has no drafts because they would make it slower."""
+    def _force(self, selected: SequenceOf[Selected], left: int) -> dict[Sequence, Draft]:
+        """Drafts of the tokens that grammars force, with at most `left` tokens."""
+        left = min(left, self._forced)
+        if left <= 0:
+            return {}
+        found: list[tuple[Sequence, int, SequenceOf[int]]] = []
+        for sequence, count in selected:
+            token_ids = self._forced_after(sequence, count)[:left]
+            if token_ids:
+                found.append((sequence, count, token_ids))
+                left -= len(token_ids)
+        saved = sum(len(token_ids) for *_, token_ids in found)
+        decodes = all([count == 1 for _, count in selected])
+        if decodes and not self._saves(saved, len(selected)):
+            return {}
+        return {
+            sequence: Draft(token_ids, forced=True)
+            for sequence, count, token_ids in found
+            if self._fits(sequence, count + len(token_ids))
+        }
+
+    def _forced_after(self, sequence: Sequence, count: int) -> SequenceOf[int]:
+        """The forced tokens after `count` pending ones that one step may compute."""
+        matcher = None if sequence.sampling is None else sequence.sampling.matcher
+        if matcher is None:
+            return ()
+        rows = min(SHORT, 1 + self._forced)
+        return matcher.forced_tokens(min(rows - count, self._room(sequence, count)))
+
+    def _saves(self, tokens: int, sequences: int) -> bool:
+        """True if so many forced tokens are worth a step of so many sequences."""
+        return tokens > 0 and tokens >= self._replay_gain * sequences
+
+    def _propose(
+        self, selected: SequenceOf[Selected], left: int, proposer: Proposer
+    ) -> dict[Sequence, Draft]:
+        """Drafts of a proposer, with at most `left` tokens."""
+        wanted = []
+        for sequence, count in selected:
+            number = min(self._number(sequence, count), left)
+            if number > 0 and self._fits(sequence, count + number):
+                wanted.append((sequence, number))
+                left -= number
+        proposed = proposer.propose(wanted) if wanted else []
+        if self._costs is not None:
+            self._costs.proposed()
+        return {one: _legal(one, draft) for (one, _), draft in zip(wanted, proposed, strict=True)}
+
+    def _pauses(self, selected: SequenceOf[Selected], *, forced: bool) -> bool:
+        """True if a step has no proposals: because they would make it slower, or because it has
+        forced tokens."""
         if self._costs is None:
-            return False
+            return forced
         if self._costs.pauses(len(selected)):
             return True
         drawing = sum(bool(one.output_ids) and count == one.pending for one, count in selected)
-        return not self._costs.begin(drawing, whole=drawing == len(selected))
+        return not self._costs.begin(drawing, whole=drawing == len(selected) and not forced)
 
     def _number(self, sequence: Sequence, count: int) -> int:
-        """Number of tokens to draft after `count` pending ones."""
-        if not sequence.output_ids or count != sequence.pending or count > self._most + 1:
-            return 0  # it computes its prompt, perhaps again
-        assert sequence.sampling is not None  # it has drawn tokens
-        last = sequence.sampling.params.max_tokens - len(sequence.output_ids) - 1
-        room = sequence.sampling.room  # a forced token is none of a draft
-        last = last if room is None else min(last, room)
-        last = min(last, self._window - count)  # a window can take back as many as it has columns
+        """Number of tokens to propose after `count` pending ones."""
+        room = self._room(sequence, count)
+        if room <= 0 or count > self._most + 1:
+            return 0
         number = sequence.acceptance.length(self._most, self._start)
         if number and self._costs is not None and self._costs.probes:
             number = self._most  # what short drafts cost tells little about long ones
-        return min(number, last)
+        return min(number, room)
+
+    def _room(self, sequence: Sequence, count: int) -> int:
+        """Most tokens of a draft after `count` pending tokens."""
+        if not sequence.output_ids or count != sequence.pending:
+            return 0  # it computes its prompt, perhaps again
+        assert sequence.sampling is not None  # it has drawn tokens
+        last = sequence.sampling.params.max_tokens - len(sequence.output_ids) - 1
+        room = sequence.sampling.room  # the mark that ends reasoning is none of a draft
+        last = last if room is None else min(last, room)
+        if self._window is None:
+            return last
+        return min(last, self._window - count)  # it can take back as many as it has columns
 
     def _fits(self, sequence: Sequence, count: int) -> bool:
         assert sequence.slot is not None
@@ -161,13 +231,26 @@ def _legal(sequence: Sequence, draft: Draft) -> Draft:
 
 
 def make_speculation(
-    drafting: Drafting | None, book: CacheBook, run: Run, step_tokens: int, max_batch: int
+    drafting: Drafting | None,
+    book: CacheBook,
+    run: Run,
+    step_tokens: int,
+    max_batch: int,
+    *,
+    replays: bool = False,
 ) -> Speculation:
-    """Of an engine that drafts, or that does not; `run` executes the plans of a draft model. With a
-    batch of one, the length of a draft does not depend on time: the same request takes the same
-    steps."""
+    """Of an engine with a proposer, or without; `run` executes the plans of a draft model.
+    `replays`: decode steps without drafts are launched early and replayed. With a batch of one, the
+    length of a draft does not depend on time: the same request takes the same steps."""
+    forced, gain = FORCED_TOKENS * max_batch, REPLAY_GAIN if replays else 0
     if drafting is None:
-        return Speculation(None, book)
-    proposer = drafting.make_proposer(book, run, step_tokens)
-    costs = DraftCosts() if max_batch > 1 else None
-    return Speculation(proposer, book, most=drafting.tokens, step_tokens=step_tokens, costs=costs)
+        return Speculation(None, book, step_tokens=step_tokens, forced=forced, replay_gain=gain)
+    return Speculation(
+        drafting.make_proposer(book, run, step_tokens),
+        book,
+        most=drafting.tokens,
+        step_tokens=step_tokens,
+        costs=DraftCosts() if max_batch > 1 else None,
+        forced=forced,
+        replay_gain=gain,
+    )

@@ -12,12 +12,14 @@ from worker.speculative.acceptance import Acceptance
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens that are proposed after a sequence's last one. A draft model has caches: it computed
-    the `known` tokens of the sequence and its own up to position `end`."""
+    """Tokens that may come after a sequence's last one. A draft model has caches: it computed
+    the `known` tokens of the sequence and its own up to position `end`. `forced`: by the grammar of
+    the sequence, and not proposed."""
 
     token_ids: Sequence[int]
     known: int | None = None
     end: int = 0
+    forced: bool = False
 
 
 NO_DRAFT = Draft(())

@@ -9,6 +9,7 @@ import random
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,28 @@ def test_the_grammar_of_an_answer_that_has_ended_is_not_asked(
         pass
     found = [sink.completion().choices[0].message.content for sink in sinks]
     assert found == ["a", "a long answer"] and asked
+
+
+def test_a_step_waits_for_forced_tokens_if_they_are_worth_it(folder: Path) -> None:
+    """It is neither launched early nor replayed: alone for a text of some tokens, beside others for
+    as many times more. Rows without a form overlap as always."""
+    engine, plain = load(folder), load(folder, overlaps=False)
+    text = "the quick brown fox jumps over the lazy dog"
+    ask: dict[str, Any] = {"model": "m", "enable_thinking": False, "temperature": 0}
+    ask |= {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 40}
+    long, short = {"guided_choice": [text]}, {"guided_regex": "[0-9]{9} the fox [0-9]{9}"}
+    free: dict[str, Any] = {"ignore_eos": True}
+    watch, steps, launched = Watch(engine._core), [engine._core.steps], [0]
+    for requests in ([long], [short, free, free, free], [free, free]):
+        asked = [ask | one for one in requests]
+        assert answers(engine, asked, 1) == answers(plain, asked, 1)
+        steps.append(engine._core.steps)
+        launched.append(watch.launched)
+    alone, beside, without = (end - begin for begin, end in pairwise(steps))
+    early = [end - begin for begin, end in pairwise(launched)]
+    assert alone < len(engine.tokenizer.encode(text)) / 3 and early[0] <= 2
+    assert early[1] > beside * 0.8
+    assert early[2] > without * 0.8
 
 
 @pytest.fixture(scope="module")

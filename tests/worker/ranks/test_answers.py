@@ -80,6 +80,22 @@ def test_preempted_sequences_have_the_tokens_of_one_rank(start: Callable[..., En
     assert [found.token_ids for found in engine.generate(PROMPTS, GREEDY)] == expected
 
 
+def test_forced_tokens_are_computed_together_on_all_ranks(both: tuple[Engine, Engine]) -> None:
+    one, two = both
+    request = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "What is 17 + 25?"}],
+        "temperature": 0,
+        "max_tokens": 60,
+        "guided_regex": "[0-9]{3} is the number that you have asked for[.!]",
+    }
+    before = two._core.steps
+    found = two.chat(request)
+    steps = two._core.steps - before
+    assert found.text == one.chat(request).text
+    assert found.usage is not None and steps < found.usage.completion_tokens
+
+
 def test_looked_up_drafts_change_no_token(tmp_path: Path, start: Callable[..., Engine]) -> None:
     """The leader alone proposes and accepts. Followers take wrong tokens back, also out of the
     windows of their caches."""
