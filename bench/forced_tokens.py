@@ -10,7 +10,7 @@ that answers the same requests in turn.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from bench.harness import alternate, median, report
 from jobs.api.request import ChatRequest
 from worker import Engine
 from worker.constraints.matcher import Matcher
+from worker.device import choose_device
 from worker.local.collect import CollectingSink
 
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 99}
@@ -51,6 +52,8 @@ FORMS: dict[str, list[dict[str, Any]]] = {
     "bounded schemas": [{"guided_json": schema} for schema in BOUNDED],
 }
 
+Clock = Callable[[], float]
+
 
 @contextmanager
 def one_by_one() -> Iterator[None]:
@@ -77,21 +80,21 @@ def requests(forms: list[dict[str, Any]], rows: int) -> list[ChatRequest]:
 
 
 class Run:
-    """The answers of an engine to the same requests: rows per second."""
+    """The answers of an engine to the same requests: rows per second of a clock."""
 
-    def __init__(self, engine: Engine, asked: list[ChatRequest]) -> None:
-        self._engine, self._asked = engine, asked
+    def __init__(self, engine: Engine, asked: list[ChatRequest], clock: Clock) -> None:
+        self._engine, self._asked, self._clock = engine, asked, clock
         self.steps = 0
         self.answers: list[Any] = []
 
     def __call__(self) -> float:
         core, sinks = self._engine._core, [CollectingSink() for _ in self._asked]
-        before, begin = core.steps, time.perf_counter()
+        before, begin = core.steps, self._clock()
         for request, sink in zip(self._asked, sinks, strict=True):
             self._engine.submit(request, sink)
         while self._engine.step():
             pass
-        spent = time.perf_counter() - begin
+        spent = self._clock() - begin
         self.steps = core.steps - before
         self.answers = [one.completion().choices[0].token_ids for one in sinks]
         return len(self._asked) / spent
@@ -101,29 +104,29 @@ class Run:
             return self()
 
 
-def query_seconds(engine: Engine, asked: list[ChatRequest]) -> tuple[float, float]:
+def query_seconds(engine: Engine, asked: list[ChatRequest], clock: Clock) -> tuple[float, float]:
     """Microseconds of a query for forced tokens, and the share of all of them in the time."""
     spent, number, query = 0.0, 0, Matcher.forced_tokens
 
     def timed(*given: Any) -> Any:
         nonlocal spent, number
-        begin = time.perf_counter()
+        begin = clock()
         found = query(*given)
-        spent, number = spent + time.perf_counter() - begin, number + 1
+        spent, number = spent + clock() - begin, number + 1
         return found
 
     with mock.patch.object(Matcher, "forced_tokens", timed):
-        rate = Run(engine, asked)()
+        rate = Run(engine, asked, clock)()
     return spent / max(number, 1) * 1e6, spent * rate / len(asked)
 
 
 def compare(
-    engine: Engine, name: str, batch: int, asked: list[ChatRequest], rounds: int
+    engine: Engine, name: str, batch: int, asked: list[ChatRequest], rounds: int, clock: Clock
 ) -> dict[str, Any]:
-    together, single = Run(engine, asked), Run(engine, asked)
+    together, single = Run(engine, asked, clock), Run(engine, asked, clock)
     found = alternate({"one by one": single.alone, "together": together}, rounds)
     ratios = [b / a for a, b in zip(found["one by one"], found["together"], strict=True)]
-    micros, share = query_seconds(engine, asked)
+    micros, share = query_seconds(engine, asked, clock)
     tokens = sum(map(len, together.answers))
     return {
         "form": name,
@@ -148,21 +151,33 @@ def compare(
 @click.option("--rows", default=32, show_default=True)
 @click.option("--batches", default="1,16", show_default=True)
 @click.option("--forms", default=",".join(FORMS), show_default=True)
+@click.option(
+    "--cpu-time", is_flag=True, help="Seconds of CPU time: on one core of a busy machine."
+)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
 def main(
-    model: str, device: str, rounds: int, rows: int, batches: str, forms: str, out: Path | None
+    model: str,
+    device: str,
+    rounds: int,
+    rows: int,
+    batches: str,
+    forms: str,
+    cpu_time: bool,
+    out: Path | None,
 ) -> None:
     """Measure rows per second with forced tokens computed together and one by one."""
     table = []
+    place = choose_device(device)
+    clock = time.process_time if cpu_time else time.perf_counter
     for batch in map(int, batches.split(",")):
-        engine = Engine.load(model, device=device, max_batch=batch, tool_parser="hermes")
-        measure = partial(compare, engine, batch=batch, rounds=rounds)
+        engine = Engine.load(model, device=str(place), max_batch=batch, tool_parser="hermes")
+        measure = partial(compare, engine, batch=batch, rounds=rounds, clock=clock)
         table += [
             measure(name=name, asked=requests(FORMS[name], rows if batch > 1 else rows // 4))
             for name in forms.split(",")
         ]
         engine.close()
-    report(f"Forced tokens, {model}, {device}", table, device, out)
+    report(f"Forced tokens, {model}, {place}", table, str(place), out)
 
 
 if __name__ == "__main__":

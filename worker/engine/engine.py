@@ -116,7 +116,7 @@ class EngineCore:
             self.runner.propose,
             limits.step_tokens,
             slots.batch,
-            replays=overlaps,
+            overlaps=overlaps,
         )
         self._scheduler = Scheduler(
             self.book,

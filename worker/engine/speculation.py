@@ -28,8 +28,9 @@ LEAST_START = WORTH + 0.1  # each sequence tries
 # Forced tokens of a step, for each sequence that the batch has room for. With a batch of one, more
 # rows might be added up in another order.
 FORCED_TOKENS = DRAFT_TOKENS
-# A step whose kernels are started one by one, and not early, takes about as long as five others.
-REPLAY_GAIN = 4
+# That a decode step must save for each of its sequences. With drafts it is rarely a recorded one on
+# CPUs. On accelerators its kernels are started one by one, and not early: as long as five others.
+GAIN, OVERLAPPED_GAIN = 0.5, 4.0
 
 
 class Speculation:
@@ -39,8 +40,8 @@ class Speculation:
     `costs`: tells when drafts cost more time than they save; None: what is drafted for a sequence
     depends neither on time nor on other sequences.
 
-    `forced`: forced tokens of a step, at most. `replay_gain`: so many of them must be saved for
-    each sequence before a decode step, which is launched early and replayed otherwise, has any.
+    `forced`: forced tokens of a step, at most. `gain`: a decode step has some only if they save so
+    many tokens for each of its sequences.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Speculation:
         step_tokens: int = 0,
         costs: DraftCosts | None = None,
         forced: int = 0,
-        replay_gain: int = 0,
+        gain: float = 0.0,
     ) -> None:
         self.steps = 0  # in which sequences had proposals, counted for each sequence
         self.drafted_tokens = 0
@@ -60,7 +61,7 @@ class Speculation:
         self.drafts = proposer is not None
         self._proposer, self._book, self._costs = proposer, book, costs
         self._most, self._step_tokens = most, step_tokens
-        self._forced, self._replay_gain = forced, replay_gain
+        self._forced, self._gain = forced, gain
         self._window = book.sizes.smallest_window
         self._start = proposer.start if proposer is not None else 0.0  # rate of new sequences
         self._drafted, self._accepted = 0, 0  # tokens of this step
@@ -167,7 +168,7 @@ class Speculation:
 
     def _saves(self, tokens: int, sequences: int) -> bool:
         """True if so many forced tokens are worth a step of so many sequences."""
-        return tokens > 0 and tokens >= self._replay_gain * sequences
+        return tokens > 0 and tokens >= self._gain * sequences
 
     def _propose(
         self, selected: SequenceOf[Selected], left: int, proposer: Proposer
@@ -237,14 +238,14 @@ def make_speculation(
     step_tokens: int,
     max_batch: int,
     *,
-    replays: bool = False,
+    overlaps: bool = False,
 ) -> Speculation:
     """Of an engine with a proposer, or without; `run` executes the plans of a draft model.
-    `replays`: decode steps without drafts are launched early and replayed. With a batch of one, the
-    length of a draft does not depend on time: the same request takes the same steps."""
-    forced, gain = FORCED_TOKENS * max_batch, REPLAY_GAIN if replays else 0
+    `overlaps`: decode steps without drafts are launched early. With a batch of one, the length of a
+    draft does not depend on time: the same request takes the same steps."""
+    forced, gain = FORCED_TOKENS * max_batch, OVERLAPPED_GAIN if overlaps else GAIN
     if drafting is None:
-        return Speculation(None, book, step_tokens=step_tokens, forced=forced, replay_gain=gain)
+        return Speculation(None, book, step_tokens=step_tokens, forced=forced, gain=gain)
     return Speculation(
         drafting.make_proposer(book, run, step_tokens),
         book,
@@ -252,5 +253,5 @@ def make_speculation(
         step_tokens=step_tokens,
         costs=DraftCosts() if max_batch > 1 else None,
         forced=forced,
-        replay_gain=gain,
+        gain=gain,
     )

@@ -200,17 +200,33 @@ def test_a_step_waits_for_forced_tokens_if_they_are_worth_it(folder: Path) -> No
     text = "the quick brown fox jumps over the lazy dog"
     ask: dict[str, Any] = {"model": "m", "enable_thinking": False, "temperature": 0}
     ask |= {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 40}
-    long, short = {"guided_choice": [text]}, {"guided_regex": "[0-9]{9} the fox [0-9]{9}"}
+    long, short = (
+        {"guided_regex": f"[0-9]{{6}} {text}"},
+        {"guided_regex": "[0-9]{9} the fox [0-9]{9}"},
+    )
     free: dict[str, Any] = {"ignore_eos": True}
     watch, steps, launched = Watch(engine._core), [engine._core.steps], [0]
+    forced: list[bool] = []
+    extend = engine._core.speculation.extend
+
+    def watched(selected: list[Any]) -> Any:
+        found = extend(selected)
+        forced.append(any(one.draft.forced for one in found))
+        return found
+
+    engine._core.speculation.extend = watched  # type: ignore[method-assign]
+    drafted = []
     for requests in ([long], [short, free, free, free], [free, free]):
         asked = [ask | one for one in requests]
         assert answers(engine, asked, 1) == answers(plain, asked, 1)
         steps.append(engine._core.steps)
         launched.append(watch.launched)
+        drafted.append(any(forced))
+        forced.clear()
     alone, beside, without = (end - begin for begin, end in pairwise(steps))
     early = [end - begin for begin, end in pairwise(launched)]
-    assert alone < len(engine.tokenizer.encode(text)) / 3 and early[0] <= 2
+    assert drafted == [True, False, False]
+    assert alone < len(engine.tokenizer.encode(text)) and early[0] <= 8
     assert early[1] > beside * 0.8
     assert early[2] > without * 0.8
 
