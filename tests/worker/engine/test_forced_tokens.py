@@ -201,7 +201,7 @@ def test_a_step_has_no_more_forced_tokens_than_memory_for_their_logits(load: Loa
 )
 def test_an_answer_that_ends_among_forced_tokens(load: Load, fields: dict[str, Any]) -> None:
     engine = load()
-    steps, each = same(engine, [one | fields for one in requests()])
+    steps, each = same(engine, [one | fields for one in requests(DRAWS[1:2])])
     assert steps < each or fields.get("max_tokens", 9) < 3
     engine.close()
 
@@ -349,12 +349,16 @@ def test_a_step_with_forced_tokens_is_not_measured(load: Load) -> None:
     engine = load(draft="ngram", max_batch=2)
     costs = DraftCosts()
     engine._core.speculation._costs = costs
-    (asked,) = requests([{"temperature": 0}], {"choice": {"guided_choice": [TEXT]}})
-    watch = Watch(engine)
-    assert engine.chat(ChatRequest.parse(asked)).text == TEXT
-    assert watch.forced and not watch.proposed
-    plain = sum(len(size.plain) for size in costs._sizes.values())
-    assert plain <= 2  # the steps before and after them
+    watch, steps, end = Watch(engine), set[tuple[bool, bool]](), costs.end
+
+    def ended(*given: int) -> None:
+        steps.add((bool(watch.forced), costs._measured))
+        watch.forced.clear()
+        end(*given)
+
+    costs.end = ended  # type: ignore[method-assign]
+    outcomes(engine, requests(DRAWS[:1], {"regex": FORMS["regex"]}))
+    assert steps == {(True, False), (False, False), (False, True)}  # also that of the prompt
     engine.close()
 
 
