@@ -148,10 +148,12 @@ class Scheduler:
                 needed.append((one.slot, sequence.computed + 2))
             elif self.waiting:
                 return None  # it leaves its place to another one
-        if not rows or decoding < len(self.running) or not self.book.extend(needed):
+        if not rows or decoding < len(self.running):
             return None
         if self._speculation.forces([scheduled[row].sequence for row in rows]):
             return None  # the next step computes more than one token of some
+        if not self.book.extend(needed):
+            return None
         self.scheduled = [scheduled[row] for row in rows]
         low, high = self.scheduled[0].slot, self.scheduled[-1].slot + 1
         longest = max(columns for _, columns in needed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from jobs import ChatRequest
+from jobs.api.answer import ChatCompletion
 from tests.worker.checkpoints import KINDS, make_checkpoint, make_shallow_checkpoint
 from tests.worker.engine.chat_requests import ask
 from tests.worker.engine.drafted import mixed_requests, perturbed
@@ -93,7 +95,7 @@ class Watch:
         self._extend = self._speculation.extend
         self._speculation.extend = self._watched  # type: ignore[method-assign]
 
-    def _watched(self, selected: list[Selected]) -> list[ScheduledSequence]:
+    def _watched(self, selected: SequenceOf[Selected]) -> list[ScheduledSequence]:
         found = self._extend(selected)
         forced = [len(one.draft.token_ids) for one in found if one.draft.forced]
         self.forced += forced
@@ -334,8 +336,10 @@ def test_forced_tokens_are_no_proposals(
     assert figures.drafted_tokens == sum(watch.proposed)
     assert figures.steps == len(watch.proposed)
     assert sum(watch.forced) > 10 and watch.proposed
-    details = [one.result.usage.completion_tokens_details for one in found]  # type: ignore
-    assert figures.accepted_tokens == sum(one.accepted_prediction_tokens for one in details)  # type: ignore
+    usages = [one.result.usage for one in found if isinstance(one.result, ChatCompletion)]
+    details = [one.completion_tokens_details for one in usages if one is not None]
+    accepted = [one.accepted_prediction_tokens or 0 for one in details if one is not None]
+    assert figures.accepted_tokens == sum(accepted)
     with nothing_forced():
         plain = load(max_batch=max_batch)
         for one, other in zip(found, outcomes(plain, asked), strict=True):
