@@ -12,14 +12,20 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from itertools import accumulate
 from typing import Any, TextIO
 
 import click
 
 from jobs.log_lines import CONTROLS, LogFormatter, visible
+
+VIEW_TRIES = 3  # until a view fits the screen
+_STYLES = re.compile("\x1b\\[[0-9;]*m")  # colours and bold text of our own
 
 
 def open_streams() -> None:
@@ -77,15 +83,70 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty()
 
 
-def clear_terminal() -> None:
-    """Empty the terminal that stdout is; a pipe gets nothing."""
-    if is_terminal(sys.stdout):
-        _write("\x1b[H\x1b[2J", sys.stdout, nl=False)
+class _View(io.StringIO):
+    """What is written to a stream for a view, as that stream would show it."""
+
+    encoding = ""  # replaced by that of the stream
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+        self._terminal = is_terminal(stream)
+
+    def isatty(self) -> bool:
+        return self._terminal
 
 
-def terminal_lines() -> int | None:
-    """The height of the terminal that stdout is; None for a pipe."""
-    return shutil.get_terminal_size().lines if is_terminal(sys.stdout) else None
+def show_view(title: str, write: Callable[[int | None], None]) -> None:
+    """Replace the last view on the terminal that stdout is: by a title, what `write` writes to
+    stderr, if that is a terminal, then what it writes to stdout. `write` gets the number of lines
+    that it should fill; further ones are counted. A pipe gets all lines as they are written, and
+    `write` gets None."""
+    if not is_terminal(sys.stdout):
+        echo(title)
+        write(None)
+        return
+    columns, lines = shutil.get_terminal_size()
+    room = lines
+    for _ in range(VIEW_TRIES):
+        faults, facts = (view.getvalue() for view in _written(write, room))
+        above = faults if is_terminal(sys.stderr) else ""
+        text = f"{title}\n{above}{facts}".removesuffix("\n").split("\n")
+        excess = sum(_heights(text, columns)) - (lines - 1)  # the cursor is in the last line
+        if excess <= 0:
+            break
+        room -= excess
+    if not above:  # stderr is elsewhere
+        _write(faults, sys.stderr, nl=False)
+    _write("\x1b[H\x1b[2J" + "\n".join(_cut(text, columns, lines - 1)), sys.stdout)
+
+
+def _written(write: Callable[[int | None], None], room: int) -> tuple[_View, _View]:
+    """What `write` writes to stderr and to stdout."""
+    streams = sys.stderr, sys.stdout
+    views = _View(sys.stderr), _View(sys.stdout)
+    sys.stderr, sys.stdout = views
+    try:
+        write(room)
+    finally:
+        sys.stderr, sys.stdout = streams
+    return views
+
+
+def _heights(lines: Sequence[str], columns: int) -> list[int]:
+    """How many lines of the terminal each takes."""
+    from rich.cells import cell_len
+
+    return [max(1, -(-cell_len(_STYLES.sub("", line)) // columns)) for line in lines]
+
+
+def _cut(lines: Sequence[str], columns: int, room: int) -> Sequence[str]:
+    """The lines that have room, and how many have not. At least the first two are kept."""
+    ends = [*accumulate(_heights(lines, columns))]
+    if ends[-1] <= room:
+        return lines
+    kept = max(2, sum(end < room for end in ends))
+    return [*lines[:kept], f"{len(lines) - kept} more lines have no room"]
 
 
 def show_log_lines() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from jobs.cli.failures import Failure, NotFound, error_object, to_failure
 from jobs.cli.options import Seconds, connection, json_option, redis_option
-from jobs.cli.output import clear_terminal, echo, print_json, terminal_lines
-from jobs.cli.status_tables import loading_text, print_rows, print_tables
+from jobs.cli.output import echo, print_json, show_view
+from jobs.cli.status_tables import duration, loading_text, print_rows, print_tables
 from jobs.cli.waiting import rows_wait
 from jobs.sizes import counted
 
@@ -55,8 +55,8 @@ def status(host: str | None, watch: bool, interval: float, as_json: bool, redis_
     from jobs.store.snapshot import read_snapshot
 
     with connection(redis_url) as redis:
-        while watch:
-            _look_again(redis, host, interval, as_json)
+        if watch:
+            _watch(redis, host, interval, as_json)
         snapshot = read_snapshot(redis, host)
     if as_json:
         print_json(_facts(snapshot))
@@ -67,34 +67,53 @@ def status(host: str | None, watch: bool, interval: float, as_json: bool, redis_
         raise fault
 
 
-def _look_again(redis: Redis, host: str | None, interval: float, as_json: bool) -> None:
-    """Show a snapshot in place of the last one, and pause. An error of Redis is shown as well: it
-    may reply the next time."""
+def _watch(redis: Redis, host: str | None, interval: float, as_json: bool) -> NoReturn:
+    """Show snapshots until Ctrl-C, each in place of the last one. While Redis refuses or does not
+    answer, one line says why and since when: it may answer the next time."""
     from redis import RedisError
 
+    from jobs.errors import JobError
     from jobs.store.connection.connect import redis_failure
     from jobs.store.snapshot import read_snapshot
 
-    try:
-        snapshot = read_snapshot(redis, host)
-    except RedisError as error:
-        failure = to_failure(redis_failure(redis, error))
-        if as_json:
-            print_json(error_object(failure), err=True)
+    failing: tuple[str, float] | None = None  # since when: the time of day, and a clock
+    while True:
+        now, begin = time.strftime("%H:%M:%S"), time.monotonic()
+        try:
+            snapshot = read_snapshot(redis, host)
+        except RedisError as error:
+            failing = failing or (now, begin)
+            since, start = failing
+            fault = redis_failure(redis, error)
+            text = (
+                f"{fault.message}; since {since} ({duration(time.monotonic() - start)}), trying "
+                f"again every {interval:g} s"
+            )
+            _show_failure(to_failure(JobError(fault.code, text)), as_json)
         else:
-            clear_terminal()
-            failure.show()
-    else:
-        if as_json:
-            print_json(_facts(snapshot))
-        else:
-            clear_terminal()
-            echo(time.strftime("%H:%M:%S"))
-            _print(snapshot, host, terminal_lines())
-            fault = _fault(snapshot, host, as_json)
-            if fault is not None:
-                fault.show()
-    time.sleep(interval)
+            failing = None
+            if as_json:
+                print_json(_facts(snapshot))
+            else:
+                _show(snapshot, host)
+        time.sleep(interval)
+
+
+def _show_failure(failure: Failure, as_json: bool) -> None:
+    if as_json:
+        print_json(error_object(failure), err=True)
+        return
+    show_view(time.strftime("%H:%M:%S"), lambda _: failure.show())
+
+
+def _show(snapshot: Snapshot, host: str | None) -> None:
+    def write(screen: int | None) -> None:
+        _print(snapshot, host, screen)
+        fault = _fault(snapshot, host, as_json=False)
+        if fault is not None:
+            fault.show()
+
+    show_view(time.strftime("%H:%M:%S"), write)
 
 
 def _facts(found: Snapshot) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def _cells(worker: WatchedWorker) -> tuple[object, ...]:
         f"{worker['tokens_per_second']:,.0f}",
         _share(worker.get("cached_tokens", 0), worker.get("prompt_tokens", 0)),
         _accepted(worker),
-        _duration(worker["heartbeat_s"]),
+        duration(worker["heartbeat_s"]),
     )
 
 
@@ -169,7 +169,7 @@ def _model(name: str, states: Mapping[str, str]) -> str:
 
 def _serving(queue: dict[str, Any]) -> tuple[str, object]:
     """The last cells of a queue: the wait of its first job, and who takes its jobs."""
-    wait = _duration(queue["oldest_s"]) if queue["queued"] else "-"
+    wait = duration(queue["oldest_s"]) if queue["queued"] else "-"
     return wait, queue["workers"] or ("nobody" if _waits(queue) else 0)
 
 
@@ -177,7 +177,7 @@ def _waits(queue: dict[str, Any]) -> bool:
     return bool(queue["queued"] or queue["scheduled"] or queue["deferred"])
 
 
-def _duration(seconds: float | None) -> str:
+def duration(seconds: float | None) -> str:
     """Seconds in at most four characters or so; a dash if they are not known."""
     if seconds is None:
         return "-"

@@ -6,8 +6,10 @@ import os
 import re
 import signal
 import subprocess
+import termios
 import threading
 from pathlib import Path
+from typing import Any
 
 from tests.cli.conftest import COMMAND
 from tests.forked import TakeTerminal
@@ -19,14 +21,19 @@ CONTROL = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>])")
 
 
 class Terminal:
-    """A command whose terminal this test reads and types into."""
+    """A command whose terminal this test reads and types into. `size`: its columns and lines, which
+    `resize` changes; else lines are long."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, size: tuple[int, int] | None = None) -> None:
         self._end, side = os.openpty()
+        self.before = termios.tcgetattr(self._end)
+        given = {"COLUMNS": "200"} if size is None else {}
+        if size is not None:
+            self.resize(*size)
         self._process = subprocess.Popen(
             [COMMAND, *words],
             preexec_fn=TakeTerminal(side),
-            env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "200"},
+            env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **given},
         )
         os.close(side)
         self._text = ""
@@ -73,6 +80,19 @@ class Terminal:
         at = whole.index(text, self._seen)
         before, self._seen = whole[self._seen : at], at + len(text)
         return before
+
+    @property
+    def text(self) -> str:
+        """All that was written to it."""
+        return self._text
+
+    @property
+    def modes(self) -> list[Any]:
+        """Those of the terminal, such as echo."""
+        return termios.tcgetattr(self._end)
+
+    def resize(self, columns: int, lines: int) -> None:
+        termios.tcsetwinsize(self._end, (lines, columns))
 
     def interrupt(self) -> None:
         """Ctrl-C while an answer is printed."""
