@@ -1,7 +1,8 @@
 """A fake Hugging Face Hub: the endpoints that huggingface_hub uses to download a repository.
 
-It serves folders over HTTP on localhost and records all requests. It can refuse requests, fail, or
-drop the connection in the middle of a file. Clients find it through HF_ENDPOINT.
+It serves folders over HTTP on localhost and records all requests. It can refuse requests, fail,
+drop the connection in the middle of a file, send other bytes, or redirect to another host. Clients
+find it through HF_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Self
 
 API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<what>revision|tree)/(?P<revision>[^/?]+)")
 FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>[^?]+)")
+LARGE = {".safetensors", ".gguf"}  # in LFS
 PART_OF_FILE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
@@ -34,9 +36,14 @@ class Hub:
         self.answers: dict[str, tuple[int, bytes]] = {}  # part of a path → what is sent instead
         self.silent_files: set[str] = set()  # files for which the hub closes the connection
         self.short_files: dict[str, int] = {}  # file name → bytes that the hub says it has
+        self.wrong_files: set[str] = set()  # files of which one byte is another than was announced
+        self.plain_sha1 = False  # a mirror that calls small files by their sha1
+        self.no_hashes = False  # a mirror that calls files by something else
+        self.elsewhere: str | None = None  # the endpoint that is to send the files
         self.drop_after: dict[str, int] = {}  # file name → bytes of it to send, once
         self.held: dict[str, threading.Event] = {}  # file name → when its second half is sent
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, Range
+        self.logins: set[str | None] = set()  # the Authorization headers of all requests
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
@@ -105,16 +112,23 @@ class Hub:
         return [self._entry(folder, file) for file in files]
 
     def _entry(self, folder: Path, file: Path) -> Mapping[str, Any]:
-        size, etag = file.stat().st_size, etag_of(file)
+        size = file.stat().st_size
         entry: dict[str, Any] = {
             "type": "file",
             "path": str(file.relative_to(folder)),
             "size": size,
-            "oid": etag[:40],
+            "oid": git_id(file),
         }
-        if file.suffix == ".safetensors":
-            entry["lfs"] = {"oid": etag, "size": size, "pointerSize": 134}
+        if file.suffix in LARGE:
+            entry["lfs"] = {"oid": sha256_of(file), "size": size, "pointerSize": 134}
         return entry
+
+    def _etag(self, file: Path) -> str:
+        if self.no_hashes:
+            return f"{file.stat().st_mtime_ns:x}-{file.stat().st_size:x}"
+        if file.suffix in LARGE:
+            return sha256_of(file)
+        return hashlib.sha1(file.read_bytes()).hexdigest() if self.plain_sha1 else git_id(file)
 
     def take_drop(self, name: str, fetched: bool) -> int | None:
         if not fetched:
@@ -134,6 +148,7 @@ class Hub:
 
             def do_GET(self) -> None:
                 hub.requests.append((self.command, self.path, self.headers.get("Range")))
+                hub.logins.add(self.headers.get("Authorization"))
                 for part, (status, body) in hub.answers.items():
                     if part in self.path:
                         return self._send(status, {"Content-Type": "text/html"}, body)
@@ -162,12 +177,20 @@ class Hub:
                 if fetched and file.name in hub.silent_files:
                     self.close_connection = True
                     return None
-                content, etag = file.read_bytes(), etag_of(file)
+                content = file.read_bytes()
                 if fetched:
                     content = content[: hub.short_files.get(file.name)]
-                if file.suffix != ".safetensors":
-                    etag = etag[:40]
-                headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+                    if file.name in hub.wrong_files:
+                        content = content[:-1] + bytes([content[-1] ^ 1])
+                headers = {
+                    "ETag": f'"{hub._etag(file)}"',
+                    "X-Repo-Commit": commit,
+                    "Accept-Ranges": "bytes",
+                }
+                if hub.elsewhere is not None:
+                    headers["X-Linked-ETag"] = headers["ETag"]
+                    headers["X-Linked-Size"] = str(len(content))
+                    return self._redirect(hub.elsewhere + self.path, headers)
                 asked = PART_OF_FILE.fullmatch(self.headers.get("Range") or "")
                 if asked is not None:
                     begin, end = int(asked[1]), min(int(asked[2]) + 1, len(content))
@@ -181,8 +204,8 @@ class Hub:
                 headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
                 return self._send(206, headers, content[start:], hub.take_drop(file.name, fetched))
 
-            def _redirect(self, path: str) -> None:
-                self._send(307, {"Location": path}, b"")
+            def _redirect(self, path: str, headers: Mapping[str, str] | None = None) -> None:
+                self._send(307, {**(headers or {}), "Location": path}, b"")
 
             def _refuse(self, status: int, code: str) -> None:
                 message = {"X-Error-Code": code, "X-Error-Message": code} if code else {}
@@ -217,5 +240,10 @@ class Hub:
         return Handler
 
 
-def etag_of(file: Path) -> str:
+def sha256_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def git_id(file: Path) -> str:
+    content = file.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "600")  # a file that is held is not late
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         yield hub
         for event in hub.held.values():
@@ -147,6 +149,81 @@ def test_a_worker_that_stops_ends_its_downloads(site: Site, hub: Hub) -> None:
         list(answers)
 
 
+def test_a_hub_that_breaks_off_or_sends_too_little_or_wrong_bytes_leaves_no_damaged_file(
+    run: Run, site: Site, hub: Hub, folder: Path
+) -> None:
+    _, name = start(site)
+    pull = ("models", "pull", "org/tiny", "--worker", name, "--redis", site.url)
+    hub.short_files[FIRST] = 1000
+    short = run(*pull)
+    assert "but has size 1000" in short.stderr and "complete files are kept" in short.stderr
+    hub.short_files.clear()
+    hub.wrong_files.add(FIRST)
+    wrong = run(*pull)
+    assert f"org/tiny cannot be downloaded: {FIRST} came with other bytes than" in wrong.stderr
+    for failed in (short, wrong):
+        assert failed.exit_code == 1
+        assert "\n" not in failed.stderr.partition("error: ")[2].removesuffix("\n")
+    hub.wrong_files.clear()
+    hub.drop_after[FIRST] = (folder / FIRST).stat().st_size // 2
+    found = json.loads(run(*pull, "--json").stdout)
+    for shard in (FIRST, SECOND):
+        assert (Path(found["folder"]) / shard).read_bytes() == (folder / shard).read_bytes()
+
+
+def test_a_file_that_a_killed_worker_left_is_compared_by_the_next(
+    run: Run, spawn: Spawn, site: Site, hub: Hub, tmp_path: Path
+) -> None:
+    worker, name = start(site)
+    hub.held[SECOND] = threading.Event()
+    hub.wrong_files.add(FIRST)
+    process = spawn("models", "pull", "org/tiny", "--worker", name, "--redis", site.url)
+    cache = tmp_path / "home" / "hub" / "models--org--tiny" / "snapshots"
+    wait_until(lambda: any(cache.glob(f"*/{FIRST}")))
+    worker.kill()
+    process.communicate()
+    hub.held.pop(SECOND).set()
+    hub.wrong_files.clear()
+    _, name = start(site)
+    pull = ("models", "pull", "org/tiny", "--worker", name, "--redis", site.url)
+    assert f"{FIRST} came with other bytes" in run(*pull).stderr
+    assert run(*pull).exit_code == 0
+
+
+def test_two_pulls_at_once_download_each_file_once(
+    spawn: Spawn, site: Site, hub: Hub, tmp_path: Path
+) -> None:
+    _, name = start(site)
+    hub.held[FIRST] = threading.Event()
+    there = ("--worker", name, "--redis", site.url)
+    pulls = [spawn("models", "pull", "org/tiny", *where) for where in (there, there, ())]
+    for process in pulls[:2]:
+        assert process.stderr is not None
+        assert "downloads tiny" in process.stderr.readline()
+    hub.held[FIRST].set()
+    for process in pulls:
+        error = process.communicate()[1]
+        assert process.returncode == 0, error
+    assert {hub.fetched()[shard] for shard in (FIRST, SECOND)} == {1}
+
+
+def test_a_pull_that_is_interrupted_goes_on_in_the_worker(
+    run: Run, spawn: Spawn, site: Site, hub: Hub
+) -> None:
+    _, name = start(site)
+    hub.held[FIRST] = threading.Event()
+    pull = ("models", "pull", "org/tiny", "--worker", name, "--redis", site.url)
+    process = spawn(*pull)
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.read().endswith(f"interrupted; {name} goes on with the download\n")
+    assert process.wait() == 130
+    hub.held[FIRST].set()
+    assert run(*pull).exit_code == 0
+    assert {hub.fetched()[shard] for shard in (FIRST, SECOND)} == {1}
+
+
 def test_a_worker_without_network_says_so(
     run: Run, site: Site, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,5 +245,8 @@ def test_a_full_disk_is_named(
         failed = run("models", "pull", "org/tiny", "--worker", name, "--redis", site.url)
         assert failed.exit_code != 0
         assert "No space left on device; free some, and try again" in failed.stderr
+        disk.remount("size=10m")
+        done = run("models", "pull", "org/tiny", "--worker", name, "--redis", site.url)
+        assert done.exit_code == 0, done.stderr
     finally:
         disk.close()

@@ -1,19 +1,21 @@
 """Calls of the hub library, whose errors become JobError("model_not_found").
 
 The library reads HF_ENDPOINT, HF_HUB_CACHE, HF_HOME, HF_HUB_OFFLINE and HF_TOKEN, shows a progress
-bar, resumes interrupted downloads, and skips files that are already complete.
+bar, resumes interrupted downloads, and skips files that are already complete. Those that it
+downloads are compared with their hashes (hub_hashes.py).
 """
 
 from __future__ import annotations
 
 import errno
+import glob
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     FileMetadataError,
@@ -27,6 +29,7 @@ from huggingface_hub.errors import (
 )
 
 from jobs.errors import JobError
+from worker.checkpoint.hub_hashes import Unchecked, complete_in, delete_damaged
 from worker.checkpoint.safetensors_files import INDEX, SINGLE
 
 logger = logging.getLogger(__name__)
@@ -47,11 +50,46 @@ T = TypeVar("T")
 def download(
     label: str, repo: str, revision: str | None, patterns: list[str], cache: Path | None
 ) -> Path:
-    """Download the matching files; returns the folder of their commit."""
+    """Download the matching files, which are small; returns the folder of their commit."""
+    repository = (cache or Path(constants.HF_HUB_CACHE)) / f"models--{repo.replace('/', '--')}"
+    before = complete_in(repository)
     fetch = partial(
         snapshot_download, repo, revision=revision, allow_patterns=patterns, cache_dir=cache
     )
-    return Path(reach(label, fetch))
+    folder = Path(reach(label, fetch))
+    if came := complete_in(repository) - before:
+        _refuse(label, reach(label, partial(delete_damaged, repository, came)))
+    return folder
+
+
+def download_weights(label: str, repo: str, folder: Path, names: Sequence[str]) -> None:
+    """Download the named files of a commit. `folder`: that of the commit in the cache."""
+    repository = folder.parent.parent
+    fetch = partial(
+        snapshot_download,
+        repo,
+        revision=folder.name,
+        allow_patterns=[glob.escape(name) for name in names],
+        cache_dir=repository.parent,
+    )
+    with reach(label, partial(Unchecked, repository)) as unchecked:
+        try:
+            reach(label, fetch)
+        except JobError:
+            _refuse(label, reach(label, unchecked.delete_damaged))  # what has come before
+            raise
+        _refuse(label, reach(label, unchecked.delete_damaged))
+
+
+def _refuse(label: str, damaged: Sequence[str]) -> None:
+    """Raise JobError if files that have come are damaged; they were deleted."""
+    if damaged:
+        raise JobError(
+            "model_not_found",
+            f"{label} cannot be downloaded: {', '.join(damaged)} came with other bytes than those "
+            "of the hub (another hash) and was deleted: try again, other files are kept; if it "
+            "comes again, look at HF_ENDPOINT, and for a proxy",
+        )
 
 
 def list_files(label: str, repo: str, commit: str) -> list[str]:
@@ -61,6 +99,8 @@ def list_files(label: str, repo: str, commit: str) -> list[str]:
 
 def missing_sizes(label: str, repo: str, folder: Path, names: Sequence[str]) -> dict[Path, int]:
     """The bytes of the named files that `folder`, that of a commit in the cache, lacks."""
+    if all((folder / name).is_file() for name in names):
+        return {}
     tree = partial(HfApi().list_repo_tree, repo, revision=folder.name, recursive=True)
     sizes = {one.path: getattr(one, "size", 0) for one in reach(label, lambda: list(tree()))}
     paths = {folder / name: sizes.get(name, 0) for name in names}

@@ -55,7 +55,8 @@ class ModelSource(Protocol):
 
     @property
     def needs_download(self) -> bool:
-        """True if weights are missing that download_weights() would fetch."""
+        """True if weights are missing that download_weights() would fetch, or came from a download
+        that was killed before it had compared them."""
 
     def download_sizes(self) -> Mapping[Path, int]:
         """The bytes of the files that download_weights() would fetch."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobs.cli.failures import Interrupted
 from jobs.cli.options import Seconds, client, connection, json_option, quiet_option, redis_option
 from jobs.cli.output import echo, print_json
 from jobs.cli.table import number, print_table
@@ -21,6 +22,7 @@ from jobs.errors import JobError, invalid
 if TYPE_CHECKING:
     from redis import Redis
 
+    from jobs.store.operator import Call
     from jobs.store.served_models import ServedModel
 
 
@@ -134,32 +136,48 @@ def _cells(one: ServedModel) -> tuple[object, ...]:
 def pull_there(model: str, worker: str, redis_url: str, *, as_json: bool, quiet: bool) -> None:
     """Have a worker download a model, and show the progress. The worker goes on if this command is
     interrupted."""
-    from jobs.cli.progress import TaskProgress
-    from jobs.sizes import size_text
     from jobs.store.operator import send
 
-    shows = not (as_json or quiet)
-    with ExitStack() as stack:
-        connected = stack.enter_context(client(redis_url, quiet=quiet))
+    with client(redis_url, quiet=quiet) as connected:
         name = _worker_of(connected.redis, model, worker)
-        progress: TaskProgress | None = None
-        facts: Mapping[str, Any] = {}
-        for answer in send(connected.redis, name, "pull", {"model": model}).answers():
-            facts = answer.facts
-            done, total = facts.get("done_bytes"), facts.get("total_bytes")
-            if answer.final or not shows or done is None or total is None:
-                continue
-            if progress is None:
-                called = facts.get("model", model)
-                echo(f"{name}: downloads {called}, {size_text(total)}", err=True)
-                progress = stack.enter_context(TaskProgress(called))
-            progress.update(done, total)
+        call = send(connected.redis, name, "pull", {"model": model})
+        try:
+            facts = _follow_pull(name, model, call, shows=not (as_json or quiet))
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted; {name} goes on with the download") from None
     if as_json:
         print_json({"worker": name, **facts})
-    elif shows:
+    elif not quiet:
         how = "downloaded to" if facts.get("downloaded") else "is in"
         place = facts.get("folder", "a folder that the worker does not name")
         echo(f"{name}: {facts.get('model', model)} {how} {place}", err=True)
+
+
+def _follow_pull(name: str, model: str, call: Call, *, shows: bool) -> Mapping[str, Any]:
+    """The facts of the last answer; `shows` the others."""
+    from jobs.cli.progress import TaskProgress
+    from jobs.sizes import size_text
+
+    facts: Mapping[str, Any] = {}
+    progress: TaskProgress | None = None
+    comparing = False
+    with ExitStack() as bar:
+        for answer in call.answers():
+            facts, before = answer.facts, comparing
+            done, total = facts.get("done_bytes"), facts.get("total_bytes")
+            if answer.final or not shows or done is None or total is None:
+                continue
+            called, comparing = facts.get("model", model), bool(facts.get("comparing"))
+            if progress is None and not comparing:
+                echo(f"{name}: downloads {called}, {size_text(total)}", err=True)
+                progress = bar.enter_context(TaskProgress(called))
+            if progress is not None:
+                progress.update(done, total)
+            if comparing and not before:
+                bar.close()
+                progress = None
+                echo(f"{name}: compares the files of {called} with their hashes", err=True)
+    return facts
 
 
 MODEL_COMMANDS = (list_models, load, unload, pin, unpin)

@@ -4,7 +4,6 @@ the model is and whether it can run here, then the weights.
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,14 @@ from worker.checkpoint.config import CONFIG
 from worker.checkpoint.folder import FolderSource
 from worker.checkpoint.foreign import ADAPTER, adapter, pickled, pickles_among
 from worker.checkpoint.headers import Headers, TensorHeader
-from worker.checkpoint.hub_files import download, list_files, missing_sizes, reach
+from worker.checkpoint.hub_files import (
+    download,
+    download_weights,
+    list_files,
+    missing_sizes,
+    reach,
+)
+from worker.checkpoint.hub_hashes import is_unchecked
 from worker.checkpoint.safetensors_files import (
     INDEX,
     SINGLE,
@@ -51,12 +57,6 @@ def _require_weights(label: str, names: list[str]) -> None:
 class HubSource(FolderSource):
     """One commit of a hub repository: a folder in the download cache."""
 
-    def __init__(
-        self, folder: Path, reference: str, repo: str, revision: str, cache: Path | None
-    ) -> None:
-        super().__init__(folder, reference, repo, revision)
-        self._cache = cache
-
     @classmethod
     def open(cls, reference: str, cache: Path | None) -> Self | None:
         """Download the small files of `org/name[@revision]`. None if the repository has no
@@ -66,8 +66,8 @@ class HubSource(FolderSource):
         folder = download(label, repo, revision or None, SMALL_FILES, cache)
         if not (folder / CONFIG).is_file():
             return None
-        source = cls(folder, reference, repo, revision or folder.name, cache)
-        if not (folder / INDEX).is_file() and source.needs_download:
+        source = cls(folder, reference, repo, revision or folder.name)
+        if not any((folder / file).is_file() for file in (INDEX, SINGLE)):
             names = list_files(label, repo, folder.name)
             if SINGLE not in names and models_among(names):
                 return None
@@ -77,7 +77,8 @@ class HubSource(FolderSource):
 
     @property
     def needs_download(self) -> bool:
-        return not all((self.path / file).is_file() for file in weight_files(self.path))
+        files = [self.path / file for file in weight_files(self.path)]
+        return not all(file.is_file() for file in files) or is_unchecked(self.path, files)
 
     def headers(self) -> Headers:
         """Fetches the first bytes of each weight file that is not downloaded yet."""
@@ -105,5 +106,4 @@ class HubSource(FolderSource):
 
     def download_weights(self) -> None:
         """Download the weight files that are missing, from the commit of the small files."""
-        names = [glob.escape(name) for name in weight_files(self.path)]
-        download(self.reference, self.name, self.path.name, names, self._cache)
+        download_weights(self.reference, self.name, self.path, weight_files(self.path))

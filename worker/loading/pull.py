@@ -2,7 +2,8 @@
 
 A worker starts it (worker/residency/pull_command.py), so that a download that hangs or is stopped
 holds no thread of the worker. CACHE is empty for the default. It writes JSON lines to stdout: the
-bytes that have arrived, and at the end the folder of the first model, or an error. It ends when its
+bytes that have arrived, then that they are compared with their hashes, and at the end the folder of
+the first model, or an error. It ends when its
 standard input does, which is when the worker has ended.
 """
 
@@ -48,7 +49,7 @@ def _download(source: ModelSource) -> None:
 
 
 def _report(sizes: Mapping[Path, int], over: threading.Event) -> None:
-    """Write how many bytes have arrived, until it is over."""
+    """Write how many bytes have arrived, and whether all are compared now, until it is over."""
     # snapshots/<commit> is beside blobs, where the files grow.
     folders = {path.parent.parent.parent / "blobs" for path in sizes}
     before = _growing(folders)
@@ -56,7 +57,8 @@ def _report(sizes: Mapping[Path, int], over: threading.Event) -> None:
     while not over.wait(REPORT_SECONDS):
         complete = sum(size for path, size in sizes.items() if path.is_file())
         growing = sum(size for _, size in _growing(folders) - before)
-        _write({"done_bytes": min(total, complete + growing), "total_bytes": total})
+        arrived = {"done_bytes": min(total, complete + growing), "total_bytes": total}
+        _write({**arrived, "comparing": complete == total})
 
 
 def _growing(folders: set[Path]) -> set[tuple[Path, int]]:

@@ -35,7 +35,7 @@ class PullCommand:
 
     def _pull(self, args: Facts) -> Task:
         """Ends with the model's own name (`model`), its `folder` and whether it was `downloaded`;
-        before that, `done_bytes` of `total_bytes`."""
+        before that, `done_bytes` of `total_bytes`, and whether they are `comparing`."""
         given = args.get("model")
         name = self._names.get(given) if isinstance(given, str) else None
         if name is None:
@@ -45,7 +45,7 @@ class PullCommand:
                 f"{', '.join(sorted(self._specs))}, not {given!r}",
                 "model",
             )
-        spec, said = self._specs[name], -1
+        spec, said = self._specs[name], (-1, False)
         references = [one.reference for one in (spec, spec.draft_spec) if one is not None]
         with _Child(spec.download_dir, references) as child:
             while True:
@@ -55,7 +55,8 @@ class PullCommand:
                         raise JobError.from_dict(line["error"])
                     if "folder" in line:
                         return {"model": name, **line}
-                    step = STEPS * line["done_bytes"] // max(1, line["total_bytes"])
+                    part = STEPS * line["done_bytes"] // max(1, line["total_bytes"])
+                    step = part, line["comparing"]
                     if step != said:
                         news, said = {"model": name, **line}, step
                 yield news

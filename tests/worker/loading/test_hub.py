@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,16 @@ try:
 except JobError as error:
     reply = dict(code=error.code, message=error.message)
 print(json.dumps(reply))
+"""
+
+# The process ends before it has compared the weights.
+KILLED = """
+import os, sys
+import worker.checkpoint.hub_hashes as hashes
+from worker.loading.find import find
+source = find(sys.argv[0])
+hashes._is_intact = lambda *_: os._exit(9)
+source.download_weights()
 """
 
 
@@ -309,3 +320,68 @@ def test_a_repository_with_an_adapter_or_pickles_is_said_for_what_it_is(
         assert name in message
     else:
         assert "org/other has no config.json and no GGUF file of a model" in message
+
+
+def test_a_hub_that_stalls_in_a_file_is_one_sentence(site: Site) -> None:
+    site.hub.held[WEIGHTS] = threading.Event()
+    message = site.refusal(HF_HUB_DOWNLOAD_TIMEOUT="1")
+    site.hub.held[WEIGHTS].set()
+    assert message.startswith(f"{REPO} cannot be downloaded: the download was interrupted (")
+    assert message.endswith("): try again, complete files are kept")
+
+
+def test_a_file_from_another_host_comes_without_the_token(site: Site) -> None:
+    """As of LFS files, which the hub has at a content delivery network."""
+    with Hub() as other:
+        other.publish(REPO, site.model)
+        site.hub.elsewhere = other.endpoint.replace("127.0.0.1", "localhost")
+        site.assert_published(site.find(HF_TOKEN="hf_secret").folder)
+        assert other.fetched()[WEIGHTS] == 1 and not site.hub.fetched()
+        assert "Bearer hf_secret" in site.hub.logins and other.logins == {None}
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json"])
+def test_a_file_with_wrong_bytes_is_refused_deleted_and_fetched_again(
+    site: Site, name: str
+) -> None:
+    site.hub.wrong_files.add(name)
+    message = site.refusal()
+    assert f"cannot be downloaded: {name} came with other bytes than those of the hub" in message
+    assert "was deleted: try again, other files are kept" in message
+    assert not list(site.cache.rglob(f"snapshots/*/{name}"))
+    before = site.hub.fetched()
+    site.hub.wrong_files.clear()
+    site.assert_published(site.find().folder)
+    assert (site.hub.fetched() - before)[name] == 1
+    names = {WEIGHTS, "config.json", "tokenizer.json"} & set(before)
+    assert all(site.hub.fetched()[one] == 1 for one in names - {name})
+
+
+def test_a_mirror_that_calls_small_files_by_a_plain_sha1_is_understood(site: Site) -> None:
+    site.hub.plain_sha1 = True
+    site.assert_published(site.find().folder)
+
+
+def test_files_without_a_hash_are_not_compared(site: Site) -> None:
+    site.hub.no_hashes = True
+    site.hub.wrong_files.add(WEIGHTS)
+    assert (site.find().folder / WEIGHTS).is_file()
+
+
+def test_files_that_were_there_before_are_not_compared(site: Site) -> None:
+    file = site.find().folder / WEIGHTS
+    file.write_bytes(bytes(file.stat().st_size))
+    site.hub.requests.clear()
+    assert site.find().folder / WEIGHTS == file
+    assert not site.hub.fetched()
+
+
+def test_a_file_of_a_download_that_was_killed_is_compared_by_the_next(site: Site) -> None:
+    """Also if all files are complete, and without a network."""
+    site.hub.wrong_files.add(WEIGHTS)
+    assert run_code(KILLED, [REPO], site.hub, site.cache).returncode == 9
+    assert list(site.cache.rglob(f"snapshots/*/{WEIGHTS}"))
+    assert f"{WEIGHTS} came with other bytes" in site.refusal(HF_HUB_OFFLINE="1")
+    site.hub.wrong_files.clear()
+    site.assert_published(site.find().folder)
+    assert site.find(HF_HUB_OFFLINE="1")

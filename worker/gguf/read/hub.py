@@ -6,7 +6,6 @@ downloaded. Only the chosen file is downloaded, with all parts of a split one.
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,14 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from jobs.errors import JobError
 from worker.checkpoint.config import CONFIG
 from worker.checkpoint.foreign import ADAPTER, adapter
-from worker.checkpoint.hub_files import download, list_files, missing_sizes, reach
+from worker.checkpoint.hub_files import (
+    download,
+    download_weights,
+    list_files,
+    missing_sizes,
+    reach,
+)
+from worker.checkpoint.hub_hashes import is_unchecked
 from worker.gguf.read.files import (
     join,
     models_among,
@@ -44,10 +50,9 @@ class GgufHubSource(GgufSource):
         repo: str,
         name: str,
         revision: str,
-        cache: Path | None,
     ) -> None:
         super().__init__([folder / file for file in files], reference, name, revision)
-        self._folder, self._files, self._repo, self._cache = folder, files, repo, cache
+        self._folder, self._files, self._repo = folder, files, repo
 
     @classmethod
     def open(cls, reference: str, cache: Path | None) -> Self:
@@ -75,19 +80,19 @@ class GgufHubSource(GgufSource):
         missing = set(files) - set(names)
         if missing:
             raise JobError("model_not_found", f"{repo} lacks {min(missing)}, a part of the model")
-        return cls(folder, files, reference, repo, name, revision or folder.name, cache)
+        return cls(folder, files, reference, repo, name, revision or folder.name)
 
     @property
     def needs_download(self) -> bool:
-        return not all(part.is_file() for part in self.parts)
+        there = all(part.is_file() for part in self.parts)
+        return not there or is_unchecked(self._folder, self.parts)
 
     def download_sizes(self) -> Mapping[Path, int]:
         return missing_sizes(self.reference, self._repo, self._folder, self._files)
 
     def download_weights(self) -> None:
         """Download the parts that are missing, from the commit that was described."""
-        patterns = [glob.escape(file) for file in self._files]
-        download(self.reference, self._repo, self._folder.name, patterns, self._cache)
+        download_weights(self.reference, self._repo, self._folder, self._files)
 
     @cached_property
     def _header(self) -> Header:

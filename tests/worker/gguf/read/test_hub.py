@@ -78,6 +78,19 @@ def test_all_parts_of_the_picked_file_are_downloaded_and_no_other(site: Site) ->
     assert again.stdout == done.stdout, again.stderr
 
 
+def test_a_part_with_wrong_bytes_is_refused_and_fetched_again(site: Site) -> None:
+    part = sorted((site.folder / "Q8_0").iterdir())[-1].name
+    site.hub.wrong_files.add(part)
+    refused = site.run("models", "pull", f"{REPO}:Q8_0")
+    assert refused.returncode == 3
+    assert f"Q8_0/{part} came with other bytes than those of the hub" in refused.stderr
+    site.hub.wrong_files.clear()
+    before = site.hub.fetched()
+    again = site.run("models", "pull", f"{REPO}:Q8_0")
+    assert again.returncode == 0, again.stderr
+    assert site.hub.fetched() - before == {f"Q8_0/{part}": 1}
+
+
 def test_a_pick_that_is_not_clear_lists_the_files(site: Site) -> None:
     listed = f"there are: Q8_0/tiny-Q8_0, tiny-F16. Give one by the end of its name, as {REPO}:NAME"
     assert f"{REPO} has several GGUF files; {listed}" in site.refusal(REPO)
