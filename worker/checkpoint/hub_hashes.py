@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from huggingface_hub.utils import tqdm
+from huggingface_hub.utils.tqdm import tqdm
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +44,8 @@ def delete_damaged(repository: Path, names: Iterable[str]) -> Sequence[str]:
     blobs = [repository / "blobs" / name for name in names]
     total = sum(blob.stat().st_size for blob in blobs)
     hides = True if total < SHOWN_BYTES else None  # None: unless the library's bars are off
-    with tqdm(
-        total=total, unit="B", unit_scale=True, desc="Comparing hashes", disable=hides
-    ) as progress:
+    bar = {"unit": "B", "unit_scale": True, "desc": "Comparing hashes"}
+    with tqdm(total=total, disable=hides, **bar) as progress:  # type: ignore[no-untyped-call]
         damaged = [blob for blob in blobs if not _is_intact(blob, progress)]
     return sorted(name for blob in damaged for name in _delete(repository, blob))
 
@@ -69,9 +68,9 @@ class Unchecked:
         self._file = (repository / RECORD).open("a", encoding="utf-8")
         with suppress(OSError):  # a file system without locks: the library has its own
             self._lock()
-        self._before = _recorded(repository)
-        if self._before is None:
-            self._before = complete_in(repository)
+        recorded = _recorded(repository)
+        self._before = complete_in(repository) if recorded is None else recorded
+        if recorded is None:
             json.dump(sorted(self._before), self._file)
             self._file.flush()
 

@@ -381,7 +381,12 @@ def test_a_file_of_a_download_that_was_killed_is_compared_by_the_next(site: Site
     site.hub.wrong_files.add(WEIGHTS)
     assert run_code(KILLED, [REPO], site.hub, site.cache).returncode == 9
     assert list(site.cache.rglob(f"snapshots/*/{WEIGHTS}"))
+    find = "import sys; from worker.loading.find import find"
+    needs = f"{find}; print(find(sys.argv[0]).needs_download)"
+    asked = run_code(needs, [REPO], site.hub, site.cache, HF_HUB_OFFLINE="1")
+    assert asked.stdout == "True\n", asked.stderr
     assert f"{WEIGHTS} came with other bytes" in site.refusal(HF_HUB_OFFLINE="1")
     site.hub.wrong_files.clear()
     site.assert_published(site.find().folder)
-    assert site.find(HF_HUB_OFFLINE="1")
+    asked = run_code(needs, [REPO], site.hub, site.cache, HF_HUB_OFFLINE="1")
+    assert asked.stdout == "False\n", asked.stderr
