@@ -73,7 +73,8 @@ def _generate(engine: Engine, batch: int, tokens: int) -> None:
 
 
 def _bytes(engine: Engine, batch: int) -> int:
-    """Of a decode step: what a longer answer takes beyond a shorter one."""
+    """Of a decode step: what a longer answer takes beyond a shorter one. No step is made again, so
+    that each exchange is called from here."""
     ranks = engine._core.runner.ranks
     assert ranks is not None
     exchange: Any = ranks.shard.exchange
@@ -88,12 +89,16 @@ def _bytes(engine: Engine, batch: int) -> int:
         return count
 
     found = []
+    model: Any = engine._core.loaded.model
+    replay = model._replay
+    most, replay.most_rows = replay.most_rows, 0
     exchange.sum, exchange.first = counting(exchange.sum), counting(exchange.first)
     for tokens in (SHORT, LONG):
         given = 0
         _generate(engine, batch, tokens)
         found.append(given)
     del exchange.sum, exchange.first
+    replay.most_rows = most
     return (found[1] - found[0]) // (LONG - SHORT)
 
 

@@ -17,7 +17,9 @@ from jobs.store.worker_status import read_workers
 from tests.cli.conftest import COMMAND
 from tests.waiting import has_ended, wait_until
 from tests.worker.site import PATIENCE, Site
+from worker.kernels import library
 
+pytestmark = pytest.mark.skipif(library.active() is None, reason="ranks need the CPU kernels")
 CORES = sorted(os.sched_getaffinity(0))[:2]
 
 

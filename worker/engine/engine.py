@@ -169,7 +169,7 @@ class EngineCore:
             context = spec.context or loaded.model.context_length
             slots = Slots.share(batch, interactive_slots, preempt)
             if ranks is not None:
-                ranks.connect(_slots_of_caches(slots))
+                ranks.begin(_slots_of_caches(slots))
             caches = loaded.model.make_caches(), drafting.make_caches() if drafting else ()
             least = CacheSizes(*caches, ranks=spec.tensor_parallel).least(context)
             return cls(

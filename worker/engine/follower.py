@@ -19,19 +19,20 @@ from worker.loading.find import find
 from worker.loading.load import build_model
 from worker.models.model import Model, Placement
 from worker.processes.tuning import tune
-from worker.ranks.gloo import ExchangeBroken, GlooExchange
-from worker.ranks.messages import Change, Changed, Compute, Connect, Failed, Part, Ready, Start
+from worker.ranks.exchange import ExchangeBroken, SharedExchange
+from worker.ranks.messages import Begin, Change, Changed, Compute, Failed, Part, Ready, Start
 
 PR_SET_PDEATHSIG = 1  # of prctl
 CPU = torch.device("cpu")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`arguments`: the descriptor of the socket to the leader, and the leader's process id."""
-    channel = Connection(int(arguments[0]))
-    _end_with(int(arguments[1]))
+    """`arguments`: the descriptors of the socket to the leader and of the shared memory, and the
+    leader's process id."""
+    channel, memory, leader = Connection(int(arguments[0])), *map(int, arguments[1:])
+    _end_with(leader)
     try:
-        _follow(channel)
+        _follow(channel, memory)
     except EOFError:  # the leader has closed the socket
         return
     except ExchangeBroken:  # the leader finds out who it was
@@ -41,18 +42,17 @@ def main(arguments: Sequence[str]) -> None:
         raise SystemExit(1) from None
 
 
-def _follow(channel: Connection) -> None:
+def _follow(channel: Connection, memory: int) -> None:
     start = channel.recv()
     assert isinstance(start, Start)
     tune()
     torch.set_num_threads(start.threads)
-    exchange = GlooExchange(start.rank, start.ranks)
+    exchange = SharedExchange(memory, start.rank, start.ranks)
     model = _read(start.part, Shard(start.rank, start.ranks, exchange))
     channel.send(Ready())
-    connect = channel.recv()
-    assert isinstance(connect, Connect)
-    exchange.connect(start.meeting)
-    runner = ModelRunner(model, CachePool(model.make_caches, slots=connect.slots), CPU)
+    begin = channel.recv()
+    assert isinstance(begin, Begin)
+    runner = ModelRunner(model, CachePool(model.make_caches, slots=begin.slots), CPU)
     with torch.inference_mode():
         while True:
             message = channel.recv()

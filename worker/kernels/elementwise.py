@@ -176,10 +176,13 @@ def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     return values, indices
 
 
-def gather_into(out: Tensor, table: Tensor, numbers: Tensor) -> None:
-    """out = table.index_select(0, numbers): contiguous, and the numbers, int64, are in range."""
+def gather_into(out: Tensor, table: Tensor, numbers: Tensor, first: int = 0) -> None:
+    """out = the rows with these numbers, int64: contiguous. The table has those from `first` on;
+    others are 0."""
     library.require().gather_rows(
         table.data_ptr(),
+        first,
+        len(table),
         numbers.data_ptr(),
         out.data_ptr(),
         len(numbers),

@@ -40,7 +40,7 @@ SIGNATURES = {
     "attend_decode": "plplpl ppp ppp p lll iii ff iii",
     "attend_chunks": "plplpl ppp pl pp ll iii ff iii",
     "argmax": "plppll ii",
-    "gather_rows": "ppp ll",
+    "gather_rows": "pll pp ll",
     "select_experts": "plpl iii pp ii",
     "add_biases": "ppp iii",
     "group_by_expert": "pl ii ppp",
@@ -48,6 +48,9 @@ SIGNATURES = {
     "add_to_integers": "plpl",
     "multiply": "pfpli",
     "copy_rows": "plpl ll",
+    "exchange_sum": "pii pl ii",
+    "exchange_first": "pii plll",
+    "exchange_gather": "pii pp ll",
 }
 _KINDS: dict[str, Any] = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
 PARAMETERS = {
@@ -81,6 +84,9 @@ class Library:
     add_to_integers: Callable[..., None]
     multiply: Callable[..., None]
     copy_rows: Callable[..., None]
+    exchange_sum: Callable[..., None]
+    exchange_first: Callable[..., None]
+    exchange_gather: Callable[..., None]
     call_all: Callable[[int, int], None]
 
     def __init__(self, level: Level) -> None:

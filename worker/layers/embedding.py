@@ -57,9 +57,9 @@ class Embedding:
 
     def _of_ranks(self, ids: Tensor, table: Tensor) -> Tensor:
         """The rows of all ranks: each token is in the table of one."""
-        found = F.embedding((ids - self._rows.start).clamp(0, len(table) - 1), table)
-        others = (ids < self._rows.start) | (ids >= self._rows.stop)
-        return self._shard.sum(found.masked_fill(others[:, None], 0))
+        found = torch.empty(len(ids), table.shape[1], dtype=table.dtype)
+        elementwise.gather_into(found, table, ids, self._rows.start)
+        return self._shard.sum(found)
 
     def _unpacks(self, table: QuantisedTensor) -> bool:
         """True if a kernel reads rows of the table."""

@@ -111,15 +111,14 @@ def _place_of(stored: Sequence[Stored]) -> list[tuple[int, ...]]:
 
 class Replay:
     """Computes the layers of a model. Small steps are recorded when their form comes for the
-    fifth time, and made again from then on, if nothing but kernels computes them. Unless it
-    `records`, all are computed."""
+    fifth time, and made again from then on, if nothing but kernels computes them."""
 
-    def __init__(self, *, records: bool = True) -> None:
+    def __init__(self) -> None:
         self._steps: dict[Form, Step[Any]] = {}  # the last used one is the last
         self._computed: Counter[Form] = Counter()  # steps without a recording
         self._arena = Arena()
         # Of steps that nothing but kernels computes, as far as known.
-        self.most_rows = sys.maxsize if records else 0
+        self.most_rows = sys.maxsize
 
     def __call__(
         self,

@@ -212,7 +212,6 @@ class Decoder:
         self._ropes = list(dict.fromkeys(layer.rope for layer in layers))
         self.stretched = any(rope.stretched for rope in self._ropes)
         self._head = Head(self._embed, vocab_size, hidden_size, tied, place.linears)
-        self._records = place.shard.whole  # exchanges of ranks are no kernels
         self.forget_steps()
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
@@ -282,7 +281,7 @@ class Decoder:
         return tuple(rope.variant(prompt_length) for rope in self._ropes)
 
     def forget_steps(self) -> None:
-        self._replay, self._graphs = Replay(records=self._records), Graphs()
+        self._replay, self._graphs = Replay(), Graphs()
 
     def make_caches(self) -> list[LayerCache]:
         return [layer.make_cache() for layer in self._layers]

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from jobs.errors import JobError
 from worker.layers.shard import Shard
-from worker.ranks.gloo import ExchangeBroken, GlooExchange
-from worker.ranks.messages import Connect, Failed, Part, Ready, Start
+from worker.ranks.exchange import ExchangeBroken, SharedExchange, new_memory
+from worker.ranks.messages import Begin, Failed, Part, Ready, Start
 from worker.ranks.watch import Watch
 
 REASON_SECONDS = 5.0  # that the reason of a loss may take to be known
@@ -46,40 +43,43 @@ class Ranks:
 
     def __init__(self, part: Part, ranks: int, cores: Sequence[frozenset[int]] = ()) -> None:
         self.ranks, self.threads = ranks, _threads(ranks, cores)
-        self._exchange = exchange = GlooExchange(0, ranks)
-        self.shard = Shard(0, ranks, exchange)
         self._channels: list[Connection] = []
-        theirs = []
-        for _ in range(1, ranks):
-            mine, other = socket.socketpair()
-            self._channels.append(Connection(mine.detach()))
-            theirs.append(other)
-        folder = Path(tempfile.mkdtemp(prefix="chatjobs-ranks-"))
-        self._meeting = folder / "meeting"
         self._waiting = waiting = _Waiting()
+        theirs = []
         try:
-            self._watch = Watch(theirs, cores, lambda: exchange.waits or waiting.now)
+            with new_memory(ranks) as memory:
+                self._exchange = exchange = SharedExchange(memory, 0, ranks)
+                for _ in range(1, ranks):
+                    mine, other = socket.socketpair()
+                    self._channels.append(Connection(mine.detach()))
+                    theirs.append(other)
+                self._watch = Watch(
+                    theirs,
+                    memory,
+                    cores,
+                    awaited=lambda: range(1, ranks) if waiting.now else exchange.awaited(),
+                    at_end=exchange.end,
+                )
         except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
             raise JobError("internal", f"a rank can't be started: {error}") from None
-        self._free = weakref.finalize(self, _free, self._channels, self._watch, folder)
+        self.shard = Shard(0, ranks, exchange)
+        self._free = weakref.finalize(self, _free, self._channels, self._watch, exchange)
         for rank, channel in enumerate(self._channels, start=1):
             with self.together():
-                channel.send(Start(part, rank, ranks, self.threads, self._meeting))
+                channel.send(Start(part, rank, ranks, self.threads))
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the followers."""
         return self._watch.pids
 
-    def connect(self, slots: int) -> None:
-        """Wait until the followers have read their parts, and join them. `slots`: of the caches.
-        Raises RanksLost."""
+    def begin(self, slots: int) -> None:
+        """Wait until the followers have read their parts. `slots`: of the caches. Raises
+        RanksLost."""
         with self.together():
             for reply in self.replies():
                 assert isinstance(reply, Ready)
-            self.send(Connect(slots))
-            self._exchange.connect(self._meeting)
+            self.send(Begin(slots))
         self._watch.computing = True
 
     def send(self, message: Any) -> None:
@@ -111,6 +111,7 @@ class Ranks:
         self.require()
         try:
             yield
+            self._exchange.require()
         except Exception as error:
             reason = self._reason(error)
             self._lose(reason)
@@ -122,7 +123,6 @@ class Ranks:
     def close(self) -> None:
         """End the followers."""
         self._free()
-        self._exchange.close()
 
     def _lose(self, reason: str) -> None:
         self._watch.lost = self._watch.lost or reason
@@ -151,11 +151,11 @@ class _Waiting:
     now = False
 
 
-def _free(channels: Sequence[Connection], watch: Watch, folder: Path) -> None:
+def _free(channels: Sequence[Connection], watch: Watch, exchange: SharedExchange) -> None:
     for channel in channels:
         channel.close()
+    exchange.end()
     watch.stop()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _threads(ranks: int, cores: Sequence[frozenset[int]]) -> int:

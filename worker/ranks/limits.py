@@ -6,6 +6,8 @@ import sys
 
 from jobs.errors import JobError, invalid
 from worker.device import Device
+from worker.kernels import library
+from worker.kernels.compilers import CannotBuild
 from worker.model_spec import ModelSpec
 
 MOST_RANKS = 64
@@ -35,6 +37,13 @@ def require_parallel(spec: ModelSpec, device: Device) -> None:
     ):
         if given:
             raise _refused(f"{named} can't be used with {option}: leave one of them out")
+    try:
+        library.load()
+    except CannotBuild as error:
+        raise _refused(
+            f"{named} needs the CPU kernels, by which ranks exchange what they compute, and can't "
+            f"have them here: {error}"
+        ) from None
 
 
 def _refused(message: str) -> JobError:

@@ -23,13 +23,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """To a follower: read your part. `meeting`: the file over which the ranks find each other."""
+    """To a follower: read your part."""
 
     part: Part
     rank: int
     ranks: int
     threads: int
-    meeting: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,8 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Connect:
-    """To a follower: join the others; the caches have so many slots."""
+class Begin:
+    """To a follower: make the caches, of so many slots. Steps follow."""
 
     slots: int
 

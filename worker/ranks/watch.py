@@ -25,24 +25,30 @@ END_SECONDS = 5.0  # that followers have to end by themselves
 
 
 class Watch:
-    """Runs a follower for each of `sockets`, on the cores that it has in `cores`, if any. `waits`
-    says whether the leader waits for them.
+    """Runs a follower for each of `sockets`, on the cores that it has in `cores`, if any. `memory`:
+    the descriptor that all get. `awaited` names the ranks that the leader waits for; `at_end` is
+    called when followers were killed.
 
     Followers are children of the thread here, which lives as long as they do: the system kills
-    them with it, whatever ends the process. As soon as one has ended, or all stand still while the
-    leader waits, the others are killed and `lost` says why. Raises OSError if one can't be started.
+    them with it, whatever ends the process. As soon as one has ended, or those that the leader
+    waits for stand still, the others are killed and `lost` says why. Raises OSError if one can't
+    be started.
     """
 
     def __init__(
         self,
         sockets: Sequence[socket.socket],
+        memory: int,
         cores: Sequence[frozenset[int]],
-        waits: Callable[[], bool],
+        *,
+        awaited: Callable[[], Sequence[int]],
+        at_end: Callable[[], None],
     ) -> None:
         self.lost: str | None = None  # set before `ended`
         self.ended = threading.Event()  # all followers have ended, or are killed
         self.computing = False  # they have read their weights
-        self._sockets, self._cores, self._waits = sockets, cores, waits
+        self._sockets, self._memory, self._cores = sockets, memory, cores
+        self._awaited, self._at_end = awaited, at_end
         self._processes: list[subprocess.Popen[bytes]] = []
         self._fault: OSError | None = None
         self._end_seconds = END_SECONDS
@@ -78,12 +84,15 @@ class Watch:
         activities = [Activity(process.pid) for process in self._processes]
         still = 0.0
         while not self._stopping.wait(LOOK_SECONDS):
-            works = any([activity.works() for activity in activities])
-            still = 0.0 if works or not self._waits() else still + LOOK_SECONDS
+            works = [activity.works() for activity in activities]
+            awaited = self._awaited()
+            still = still + LOOK_SECONDS if awaited else 0.0
+            if any(works[rank - 1] for rank in awaited):
+                still = 0.0
             limit = STALL_SECONDS if self.computing else READING_STALL_SECONDS
             lost = self._who_ended()
             if lost is None and still >= limit:
-                lost = f"the followers of rank 0 did nothing for {limit:g} s"
+                lost = f"{', '.join(map(self._named, awaited))} did nothing for {limit:g} s"
             if lost is not None:
                 self.lost = lost
                 break
@@ -100,12 +109,13 @@ class Watch:
         for rank, one in enumerate(self._sockets, start=1):
             if self._cores:
                 os.sched_setaffinity(0, self._cores[rank])
-            command = [sys.executable, "-P", "-m", FOLLOWER, str(one.fileno()), str(os.getpid())]
+            numbers = map(str, (one.fileno(), self._memory, os.getpid()))
+            command = [sys.executable, "-P", "-m", FOLLOWER, *numbers]
             # The new session keeps the terminal's Ctrl-C from it.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                pass_fds=(one.fileno(),),
+                pass_fds=(one.fileno(), self._memory),
                 start_new_session=True,
             )
             self._processes.append(process)
@@ -115,15 +125,18 @@ class Watch:
 
     def _who_ended(self) -> str | None:
         found = [
-            (status, rank, process.pid)
+            (status, rank)
             for rank, process in enumerate(self._processes, start=1)
             if (status := process.poll()) is not None
         ]
         if not found:
             return None
-        status, rank, pid = min(found)  # others exit when they notice that one was killed
+        status, rank = min(found)  # others exit when they notice that one was killed
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exits {status}"
-        return f"rank {rank} (process {pid}) {how}"
+        return f"{self._named(rank)} {how}"
+
+    def _named(self, rank: int) -> str:
+        return f"rank {rank} (process {self._processes[rank - 1].pid})"
 
     def _kill(self) -> None:
         """Kill the followers, also those that are stopped."""
@@ -131,4 +144,5 @@ class Watch:
             process.kill()
         for process in self._processes:
             process.wait()
+        self._at_end()
         self.ended.set()

@@ -224,5 +224,8 @@ def test_gathered_rows(kernels: Library, rows: int, size: int, dtype: torch.dtyp
     out = torch.empty(rows, size, dtype=dtype)
     elementwise.gather_into(out, table, numbers)
     assert torch.equal(out, table[numbers])
+    elementwise.gather_into(out, table[10:20], numbers, first=10)
+    others = (numbers < 10) | (numbers >= 20)
+    assert torch.equal(out, table[numbers].masked_fill(others[:, None], 0))
     elementwise.add_number_into(numbers, numbers, 3)
     assert torch.equal(numbers, torch.arange(rows) * 7 % 30 + 3)

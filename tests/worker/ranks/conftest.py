@@ -10,6 +10,13 @@ import pytest
 
 from tests.worker.ranks.engines import load
 from worker import Engine
+from worker.kernels import library
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    if library.active() is None:
+        pytest.skip("ranks need the CPU kernels")
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_a_follower_that_is_killed_or_stopped_ends_the_step_and_the_group(
         assert "was killed by SIGKILL" in error.message
         assert f"rank 2 (process {pids[1]})" in error.message
     else:
-        assert "did nothing for 5 s" in error.message
+        assert f"rank 2 (process {pids[1]}) did nothing for 5 s" in error.message
     assert all(map(has_ended, pids))
     with pytest.raises(RanksLost):
         engine.generate(PROMPTS, GREEDY)
@@ -66,6 +66,18 @@ def test_the_death_of_a_follower_is_noticed_without_work(start: Callable[..., En
     wait_until(lambda: engine._core.runner.ranks._watch.lost)
     with pytest.raises(RanksLost, match="SIGKILL"):
         engine._core.step()
+
+
+def test_a_step_that_was_made_again_without_a_rank_has_no_result(
+    start: Callable[..., Engine],
+) -> None:
+    """Recorded calls go on after the end of the group, and say nothing."""
+    engine = start(2)
+    ranks = engine._core.runner.ranks
+    assert ranks is not None
+    with pytest.raises(RanksLost, match="SIGKILL"), ranks.together():
+        os.kill(ranks.pids[0], signal.SIGKILL)
+        wait_until(ranks._watch.ended.is_set)
 
 
 def test_a_follower_that_fails_says_why(start: Callable[..., Engine]) -> None:

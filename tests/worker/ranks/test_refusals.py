@@ -13,6 +13,8 @@ from tests.worker.ranks.engines import GREEDY, PROMPTS
 from worker import Engine
 from worker.device import Device
 from worker.engine.engine import EngineCore
+from worker.kernels import library
+from worker.kernels.compilers import CannotBuild
 from worker.model_spec import ModelSpec
 
 
@@ -34,6 +36,15 @@ def test_ranks_on_gpus_are_refused() -> None:
     device.torch = torch.device("cuda", 0)
     with pytest.raises(InvalidRequest, match="tensor_parallel 2 is for device cpu at present"):
         EngineCore.load(ModelSpec(reference="demo", tensor_parallel=2), device=device)
+
+
+def test_ranks_without_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> None:
+        raise CannotBuild("there is no C++ compiler on the PATH")
+
+    monkeypatch.setattr(library, "load", load)
+    with pytest.raises(InvalidRequest, match=r"needs the CPU kernels.*no C\+\+ compiler"):
+        Engine.load("demo", device="cpu", tensor_parallel=2)
 
 
 def test_state_is_neither_saved_nor_loaded(both: tuple[Engine, Engine], tmp_path: Path) -> None:

@@ -1,72 +1,46 @@
-"""Ranks of a model as threads of the test's process, which exchange tensors through a list."""
+"""Ranks of a model as threads of the test's process, which exchange tensors as processes do."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 import torch
 from torch import Tensor
 
 from tests.worker.slot_storage import SlotStorage
 from worker.device import Device
+from worker.kernels import library
 from worker.layers.batch import Batch, Span
 from worker.layers.shard import Shard
 from worker.loading.load import LoadedModel, load
 from worker.model_spec import ModelSpec
+from worker.ranks.exchange import SharedExchange, new_memory
 
 T = TypeVar("T")
 
 
-class Meeting:
-    """Where the ranks meet."""
-
-    def __init__(self, ranks: int) -> None:
-        self._barrier = threading.Barrier(ranks, timeout=600)
-        self._given: list[Tensor] = [torch.empty(0)] * ranks
-
-    def all(self, rank: int, x: Tensor) -> list[Tensor]:
-        """The tensors of all ranks."""
-        self._given[rank] = x.clone()
-        self._barrier.wait()
-        found = [*self._given]
-        self._barrier.wait()
-        return found
-
-    def abort(self) -> None:
-        self._barrier.abort()
-
-
-class ThreadExchange:
-    """Implements `Exchange` for one rank."""
-
-    def __init__(self, meeting: Meeting, rank: int) -> None:
-        self._meeting, self._rank = meeting, rank
-
-    def sum(self, x: Tensor) -> Tensor:
-        return torch.stack(self._meeting.all(self._rank, x)).sum(0).to(x.dtype)
-
-    def first(self, x: Tensor) -> Tensor:
-        return self._meeting.all(self._rank, x)[0]
-
-    def gather(self, x: Tensor) -> Tensor:
-        found = self._meeting.all(self._rank, x)
-        return torch.cat(found, dim=1) if self._rank == 0 else x
+def exchanges(ranks: int) -> list[SharedExchange]:
+    """One for each rank of a group."""
+    if library.active() is None:
+        pytest.skip("needs the CPU kernels")
+    with new_memory(ranks) as memory:
+        return [SharedExchange(memory, rank, ranks) for rank in range(ranks)]
 
 
 def on_ranks(ranks: int, run: Callable[[Shard], T]) -> list[T]:
     """The results of `run`, called for each rank on a thread of its own."""
-    meeting = Meeting(ranks)
+    group = exchanges(ranks)
 
     def one(rank: int) -> T:
         try:
             with torch.inference_mode():
-                return run(Shard(rank, ranks, ThreadExchange(meeting, rank)))
+                return run(Shard(rank, ranks, group[rank]))
         except BaseException:
-            meeting.abort()
+            group[rank].end()
             raise
 
     with ThreadPoolExecutor(ranks) as pool:

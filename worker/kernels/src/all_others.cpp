@@ -2,6 +2,7 @@
 #include "delta_net.cpp"
 #include "dense.cpp"
 #include "elementwise.cpp"
+#include "exchange.cpp"
 #include "mixture.cpp"
 #include "program.cpp"
 #include "quantised.cpp"

@@ -285,11 +285,17 @@ EXPORT void argmax(const void* x, int64_t stride, float* values, int64_t* indice
 }
 FROM_WORDS(argmax)
 
-// out [rows] = the rows of `table` with these numbers; `bytes` each.
-EXPORT void gather_rows(const char* table, const int64_t* numbers, char* out, int64_t rows,
-                        int64_t bytes) {
-    for (int64_t row = 0; row < rows; row++)
-        memcpy(out + row * bytes, table + numbers[row] * bytes, bytes);
+// out [rows] = the rows with these numbers; `bytes` each. `table` has those from `first` on; others
+// are 0.
+EXPORT void gather_rows(const char* table, int64_t first, int64_t count, const int64_t* numbers,
+                        char* out, int64_t rows, int64_t bytes) {
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t at = numbers[row] - first;
+        if (0 <= at && at < count)
+            memcpy(out + row * bytes, table + at * bytes, bytes);
+        else
+            memset(out + row * bytes, 0, bytes);
+    }
 }
 FROM_WORDS(gather_rows)
 
