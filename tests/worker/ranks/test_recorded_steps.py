@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.ranks.threads import load_part, on_ranks
+from tests.worker.slot_storage import SlotStorage
 from worker.layers import replay
 from worker.layers.batch import Batch, Span
 from worker.layers.replay import Inputs, Step
@@ -32,8 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def steps(model: Decoder) -> list[Tensor]:
     """The logits of two prompts, then of steps of single tokens and of short chunks."""
     caches = model.make_caches()
-    for cache in caches:
-        cache.resize(2, 128, keep=0)
+    SlotStorage(caches, 2, 128)
     ids = torch.randint(400, (200,), generator=torch.Generator().manual_seed(2)).tolist()
     plans = [[Span(0, 0, ids[:20], 20), Span(1, 0, ids[20:60], 40)]]
     for at in range(6):
