@@ -355,10 +355,10 @@ def test_a_step_with_forced_tokens_is_not_measured(load: Load) -> None:
     engine._core.speculation._costs = costs
     watch, steps, end = Watch(engine), set[tuple[bool, bool]](), costs.end
 
-    def ended(*given: int) -> None:
+    def ended(drafted: int, accepted: int) -> None:
         steps.add((bool(watch.forced), costs._measured))
         watch.forced.clear()
-        end(*given)
+        end(drafted, accepted)
 
     costs.end = ended  # type: ignore[method-assign]
     outcomes(engine, requests(DRAWS[:1], {"regex": FORMS["regex"]}))
