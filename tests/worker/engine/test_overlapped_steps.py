@@ -214,7 +214,8 @@ def test_a_step_waits_for_forced_tokens_if_they_are_worth_it(folder: Path) -> No
         forced.append(any(one.draft.forced for one in found))
         return found
 
-    engine._core.speculation.extend = watched  # type: ignore[method-assign]
+    speculation: Any = engine._core.speculation
+    speculation.extend = watched
     drafted = []
     for requests in ([long], [short, free, free, free], [free, free]):
         asked = [ask | one for one in requests]

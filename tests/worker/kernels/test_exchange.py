@@ -45,7 +45,11 @@ def test_sums_are_added_in_float32_in_the_order_of_the_ranks(
         expected = given[0].float()
         for part in given[1:]:
             expected = expected + part.float()
-        found = on_all(group, lambda rank, exchange, given=given: exchange.sum(given[rank]))
+
+        def summed(rank: int, exchange: SharedExchange, given: list[Tensor] = given) -> Tensor:
+            return exchange.sum(given[rank])
+
+        found = on_all(group, summed)
         assert all(torch.equal(one, expected.to(dtype)) for one in found)
 
 
