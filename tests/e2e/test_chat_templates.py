@@ -123,7 +123,7 @@ def test_the_template_of_a_request_is_rendered_by_workers_that_were_told_to(
 ) -> None:
     folder = make_checkpoint(tmp_path / "m", num_hidden_layers=1)
     template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
-    request = {**REQUEST.to_dict(), "chat_template": template}
+    request = REQUEST.model_copy(update={"chat_template": template})
     refusal = not_taken("m").message
 
     waiting = site.client.submit(request)
@@ -134,7 +134,7 @@ def test_the_template_of_a_request_is_rendered_by_workers_that_were_told_to(
             site.client.submit(request)
         assert [one.value.message for one in (late, early)] == [refusal, refusal]
         path = "/v1/chat/completions"
-        reply = ask(lambda: AsyncClient(site.url), "POST", path, json=request)
+        reply = ask(lambda: AsyncClient(site.url), "POST", path, json=request.to_dict())
         assert reply.status_code == 400
         assert (reply.json()["error"]["message"], reply.json()["error"]["param"]) == (
             refusal,

@@ -104,7 +104,8 @@ def test_ctrl_c_within_submit_cancels_the_job(client: Client, call: str, when: s
 
     client.submit = interrupted  # type: ignore[assignment]
     session = client.session(model="demo")
-    for job in ({}, {"id": "named"}, {"run": "r", "row": 3}):
+    options: list[Any] = [{}, {"id": "named"}, {"run": "r", "row": 3}]
+    for job in options:
         fields: Any = {"model": "demo", "messages": MESSAGES, "extra_body": {"job": job}}
         with pytest.raises(KeyboardInterrupt):
             if call == "send":

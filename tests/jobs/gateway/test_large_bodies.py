@@ -81,7 +81,8 @@ def test_replies_are_those_of_small_requests(gateway: GatewayProcess, site: Site
         with http.stream("POST", PATH, json=body) as streamed:
             events = list(read_events(streamed.iter_lines()))
         assert events[-1][1] == "[DONE]" and len(text_in(events).split()) == 20
-        with http.stream("POST", PATH, json=body, headers={"last-event-id": events[0][0]}) as rest:
+        seen = str(events[0][0])
+        with http.stream("POST", PATH, json=body, headers={"last-event-id": seen}) as rest:
             assert list(read_events(rest.iter_lines())) == events[1:]
 
         completed = http.post("/v1/completions", json={"model": "fake", "prompt": [LONG, "b"]})
@@ -125,7 +126,10 @@ def test_a_process_that_dies_is_an_error_and_is_started_again(
         with send(gateway, large()) as connection:
             wait_until(lambda: has_connection(before))
             os.kill(before, signal.SIGKILL)
-            received = connection.recv(65536)
+            received = b""
+            while not received.endswith(b"}}"):
+                received += (part := connection.recv(65536))
+                assert part, received
         assert received.startswith(b"HTTP/1.1 503 ") and b"send the request again" in received
         assert http.post(PATH, json=large()).status_code == 200
         assert process_of(gateway) not in (None, before)
@@ -152,19 +156,19 @@ def test_a_client_that_leaves_cancels_its_job_and_one_of_a_killed_gateway_goes_o
 
     with send(gateway, large(metadata={"words": "200"}, job={"id": "killed"})):
         wait_until(lambda: site.client.job("killed").status() is Status.STARTED)
-        other = process_of(gateway)
-        assert other is not None
+        orphan = process_of(gateway)
+        assert orphan is not None
         gateway.kill()
-        wait_until(lambda: has_ended(other))
+        wait_until(lambda pid=orphan: has_ended(pid))  # type: ignore[misc]
     assert site.client.job("killed").result(timeout=PATIENCE).text.count(" ") == 200
 
     stopping = start(grace_seconds=1.0)
     with send(stopping, large(metadata={"words": "200"}, job={"id": "stopped"})):
         wait_until(lambda: site.client.job("stopped").status() is Status.STARTED)
-        other = process_of(stopping)
-        assert other is not None
+        ending = process_of(stopping)
+        assert ending is not None
         assert stopping.stop() == 0
-        assert has_ended(other)
+        assert has_ended(ending)
     assert site.client.job("stopped").result(timeout=PATIENCE).text.count(" ") == 200
 
 
