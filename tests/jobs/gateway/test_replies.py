@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from jobs import JobError
 from jobs.errors import ERROR_CODES
+from jobs.gateway.events import MOST_BYTES, EventStream, nothing
 from jobs.gateway.failures import STATUS
+from jobs.gateway.leaving import end
 from jobs.gateway.served import Model, ServedModels, unknown_model
 from jobs.testing import Answer, FakeWorker
 from tests.jobs.gateway.conftest import read_events
@@ -47,6 +51,37 @@ def test_tokens_of_one_wake_are_one_write() -> None:
     reply = send(FakeWorker("one two three"), "POST", PATH, json={**BODY, "stream": True})
     assert reply.text.endswith("\n\ndata: [DONE]\n\n")
     assert reply.text.count("data: ") == 4
+
+
+def test_a_stream_is_read_no_faster_than_its_client_takes_it() -> None:
+    taken = 0
+
+    async def source() -> AsyncIterator[bytes]:
+        nonlocal taken
+        while taken < 1000:
+            taken += 1
+            yield bytes(MOST_BYTES // 4)
+
+    async def main() -> None:
+        full = asyncio.Event()
+
+        async def deliver(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                full.set()
+                await asyncio.Event().wait()
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        stream = EventStream(source(), 15.0, nothing)
+        sending = asyncio.create_task(stream({"type": "http"}, receive, deliver))
+        await full.wait()
+        for _ in range(5000):
+            await asyncio.sleep(0)
+        await end(sending)
+
+    asyncio.run(main())
+    assert 1 <= taken <= 10  # those in the write that waits, and MOST_BYTES
 
 
 def test_the_end_of_a_choice_comes_after_its_calls_and_both_can_be_resumed() -> None:

@@ -150,3 +150,17 @@ def test_a_gateway_that_stops_lets_jobs_go_on(slow: Site, start: Start) -> None:
     assert code == 0
     assert slow.client.job(job).result(timeout=PATIENCE).text.count(" ") == 60
     assert begun[-1][1] != "[DONE]"
+
+
+def test_a_request_without_a_reply_is_told_that_the_gateway_stops(slow: Site, start: Start) -> None:
+    gateway = start(grace_seconds=1)
+    send(gateway, chat(metadata={"words": "100"}, job={"id": "mine"}))
+    wait_until(lambda: slow.client.job("mine").status() is Status.STARTED)
+    assert gateway.stop() == 0
+    with CONNECTIONS.pop() as connection:
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+    assert received.startswith(b"HTTP/1.1 503 ") and b"x-request-id: " in received
+    assert b"retry-after: 2" in received and b"the job goes on: send the request again" in received
+    assert slow.client.job("mine").result(timeout=PATIENCE).text.count(" ") == 100
