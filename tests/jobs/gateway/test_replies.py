@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from jobs import JobError
+from jobs import JobError, keys
 from jobs.errors import ERROR_CODES
+from jobs.gateway import served
 from jobs.gateway.events import MOST_BYTES, EventStream, nothing
 from jobs.gateway.failures import STATUS
 from jobs.gateway.leaving import end
 from jobs.gateway.served import Model, ServedModels, unknown_model
 from jobs.testing import Answer, FakeWorker
 from tests.jobs.gateway.conftest import read_events
-from tests.jobs.gateway.in_process import send
+from tests.jobs.gateway.in_process import app_of, client_of, send
 
 PATH = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
@@ -82,6 +83,23 @@ def test_a_stream_is_read_no_faster_than_its_client_takes_it() -> None:
 
     asyncio.run(main())
     assert 1 <= taken <= 10  # those in the write that waits, and MOST_BYTES
+
+
+def test_a_model_that_was_served_of_late_is_no_unknown_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker may be restarting."""
+    worker = FakeWorker("x")
+    monkeypatch.setattr(served, "READ_SECONDS", 0.0)
+
+    async def main() -> list[int]:
+        async with app_of(worker) as app, client_of(app) as http:
+            assert len((await http.get("/v1/models")).json()["data"]) == 1
+            worker.client().redis.delete(keys.worker("w1"))
+            assert (await http.get("/v1/models")).json()["data"] == []
+            late = await http.post(PATH, json=BODY)
+            monkeypatch.setattr(served, "REMEMBER_SECONDS", 0.0)
+            return [late.status_code, (await http.post(PATH, json=BODY)).status_code]
+
+    assert asyncio.run(main()) == [200, 404]
 
 
 def test_the_end_of_a_choice_comes_after_its_calls_and_both_can_be_resumed() -> None:
