@@ -1,8 +1,8 @@
 """Hands requests with large bodies to a process beside the gateway, and their replies on.
 
-To parse and to check a body of 16 MiB takes up to a second in which Python runs nothing else in its
-process, whatever the thread. `jobs.gateway.large_process` is that process: a gateway on a unix
-socket. The first large body starts it.
+To parse and to check a body of 16 MiB takes a second and more, in which each call holds Python's
+lock for up to tenths of a second, whatever the thread. `jobs.gateway.large_process` is that
+process: a gateway on a unix socket. The first large body starts it.
 """
 
 from __future__ import annotations
