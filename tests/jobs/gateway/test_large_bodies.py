@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from jobs.gateway import large_process
 from jobs.gateway.bodies import LARGE
+from jobs.gateway.settings import Settings
 from jobs.store.job_state import Status
+from jobs.testing import FakeWorker
 from tests.jobs.gateway.conftest import GatewayProcess, Start, chat, read_events, text_in
+from tests.jobs.gateway.in_process import SETTINGS
 from tests.jobs.gateway.test_bad_input import HEAD, PATH
 from tests.jobs.gateway.test_metrics import wait_for
 from tests.waiting import PATIENCE, has_ended, wait_until
@@ -170,6 +175,26 @@ def test_a_client_that_leaves_cancels_its_job_and_one_of_a_killed_gateway_goes_o
         assert stopping.stop() == 0
         assert has_ended(ending)
     assert site.client.job("stopped").result(timeout=PATIENCE).text.count(" ") == 200
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_only_a_gateway_that_lives_cancels_the_jobs_of_its_connections(
+    monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    monkeypatch.setattr(large_process, "KILLED_SECONDS", 0.0)
+    with FakeWorker("x") as worker:
+        sent = worker.client().submit({**chat(), "model": "any"})
+
+        async def main() -> None:
+            async with worker.async_client() as client:
+                gateway = large_process.Beside(Settings(**SETTINGS), client)
+                if is_killed:
+                    monkeypatch.setattr(os, "getppid", lambda: -1)
+                await gateway.cancel(client.job(sent.id))
+                gateway.overview.close()
+
+        asyncio.run(main())
+        assert sent.status() is (Status.QUEUED if is_killed else Status.CANCELLED)
 
 
 def test_an_open_reply_ends_before_the_gateway_does(site: Site, start: Start) -> None:
