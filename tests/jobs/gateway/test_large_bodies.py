@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from jobs.api.request import ChatRequest
 from jobs.gateway import large_process
 from jobs.gateway.bodies import LARGE
 from jobs.gateway.settings import Settings
@@ -183,7 +184,7 @@ def test_only_a_gateway_that_lives_cancels_the_jobs_of_its_connections(
 ) -> None:
     monkeypatch.setattr(large_process, "KILLED_SECONDS", 0.0)
     with FakeWorker("x") as worker:
-        sent = worker.client().submit({**chat(), "model": "any"})
+        sent = worker.client().submit(ChatRequest.parse({**chat(), "model": "any"}))
 
         async def main() -> None:
             async with worker.async_client() as client:
