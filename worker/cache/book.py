@@ -268,7 +268,7 @@ class CacheBook:
     def _grow_by_force(self, size: Size) -> bool:
         """Allocate this size and an eighth more pages, or as many as the limit has room for; pages
         are evicted for the rest."""
-        limit = self.limit_bytes
+        limit = self.limit_bytes - self.kept.pinned_bytes
         larger = self._eighth_more(size, limit)
         lacking = size.pages - larger.pages
         if not self._fits(larger, limit) or (lacking > 0 and not self._evict(lacking)):
@@ -325,10 +325,12 @@ class CacheBook:
         if lacking > 0 and page:
             most = self._pages.used - self._pages.in_slots
             self.kept.evict_some(min(most, -(-lacking // page)), self._pages.in_slot)
+        idle = self.sizes.storage(self._size) - self.sizes.storage(self._size_needed())
+        # Before pages move: whoever is told what is evicted reads it where it is.
+        self.kept.evict(max(0, nbytes - idle - (before - self.bytes_held)))
         needed = self._size_needed()
         if self.sizes.storage(needed) < self.sizes.storage(self._size):
             self._shrink(needed)
-        self.kept.evict(max(0, nbytes - (before - self.bytes_held)))
         return before - self.bytes_held
 
     def begin_plan(self) -> None:

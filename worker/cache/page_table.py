@@ -33,9 +33,7 @@ class PageTable:
         """Set the page of each slot and number among its pages."""
         table = [*rows]
         for slot, number, page in table:
-            row = self._rows[slot]
-            del row[number:]
-            row.append(page)
+            self._rows[slot][number : number + 1] = [page]
         slots, numbers, pages = to_device(
             [value for column in zip(*table, strict=True) for value in column], self.tensor.device
         ).view(3, -1)

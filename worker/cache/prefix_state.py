@@ -65,8 +65,10 @@ def take(
     in the store any more, or was not saved."""
     known = [store.get(key) for key in path]
     blocks = [block for block in known if block is not None]
+    if len(blocks) < len(known):
+        return None
     copies = _copies(blocks, tensors)
-    if len(blocks) < len(known) or copies is None:
+    if copies is None:
         return None
     found: dict[int, Copy] = {}
     end = 0
@@ -93,7 +95,8 @@ def _copies(blocks: Sequence[Block[StateRef]], tensors: Tensors) -> list[Copy] |
     pages = [block.page for block in in_pages if block.page is not None]
     if len(pages) < len(in_pages):
         return None
-    read = iter(tensors.copies_of_pages(pages, sum(block.length for block in in_pages)))
+    tokens = sum(block.length for block in in_pages)
+    read = iter(tensors.copies_of_pages(pages, tokens) if pages else ())
     copies = [next(read) if block.copy is None else tensors.copy_of(block.copy) for block in blocks]
     found = [copy for copy in copies if copy is not None]
     return found if len(found) == len(copies) else None

@@ -209,15 +209,15 @@ class PrefixStore(Generic[Kept]):
     def evict_pages(self, count: int, in_slot: Callable[[int], bool]) -> bool:
         """Evict until so many pages are free that no slot has. Returns False, with nothing changed,
         if they are too few."""
-        victims = self._with_free_pages(count, in_slot)
-        if len(victims) < count:
+        victims, free = self._victims(count, in_slot)
+        if free < count:
             return False
         self._evict_pages(victims)
         return True
 
     def evict_some(self, count: int, in_slot: Callable[[int], bool]) -> None:
         """Evict up to so many pages that no slot has."""
-        self._evict_pages(self._with_free_pages(count, in_slot))
+        self._evict_pages(self._victims(count, in_slot)[0])
 
     def _evict_pages(self, victims: Iterable[bytes]) -> None:
         for key in victims:
@@ -227,21 +227,41 @@ class PrefixStore(Generic[Kept]):
                 self.on_evict(key)
                 self._remove(key)
 
-    def _with_free_pages(self, count: int, in_slot: Callable[[int], bool]) -> list[bytes]:
-        """The keys of up to so many blocks whose pages can be free, least recently used first."""
+    def _victims(self, count: int, in_slot: Callable[[int], bool]) -> tuple[list[bytes], int]:
+        """The keys of blocks to evict, each before its parent, and the number of pages that are
+        free then: up to `count`. The least recently used ones that have no page in a slot; where
+        these are too few, also blocks that continue others and have: their slots keep the page."""
+        found, free = self._evictable(count, in_slot, whole=False)
+        if len(free) < count:
+            found, free = self._evictable(count, in_slot, whole=True)
+        gone = {*free}
+        for key in reversed(found):
+            if self._blocks[key].parent in gone:
+                gone.add(key)
+        return [key for key in found if key in gone], len(free)
+
+    def _evictable(
+        self, count: int, in_slot: Callable[[int], bool], *, whole: bool
+    ) -> tuple[list[bytes], list[bytes]]:
+        """The keys of blocks that can be evicted, `whole`: with those in slots, until `count` of
+        them have a page that is free then; and the keys of these."""
         found: list[bytes] = []
+        free: list[bytes] = []
         stay: set[bytes] = set()  # what blocks that stay continue
         for key, block in self._blocks.items():
-            if len(found) == count:
+            if len(free) == count:
                 break
             pinned = key in self._pinned
-            free = block.page is not None and not in_slot(block.page)
-            if free and block.references == pinned and (pinned or key not in stay):
+            may_go = block.references == pinned and (pinned or key not in stay)
+            frees = may_go and block.page is not None and not in_slot(block.page)
+            goes = frees or (may_go and whole and not pinned)
+            if frees:
+                free.append(key)
+            if goes:
                 found.append(key)
-                if not pinned:
-                    continue
-            stay.add(block.parent)
-        return found
+            if pinned or not goes:
+                stay.add(block.parent)
+        return found, free
 
     def drop(self, keys: Sequence[bytes]) -> None:
         """Remove blocks, and all that continue them, but no pinned ones."""

@@ -302,8 +302,9 @@ class EngineCore:
     def evict(self, nbytes: int) -> int:
         """Drop up to so many bytes of kept state that no sequence uses, the least recently used
         first. Returns how many."""
-        with self.changing():
-            return self.book.give_back(nbytes)
+        before = self.bytes_held
+        self.give_back(nbytes)
+        return before - self.bytes_held
 
     @property
     def bytes_held(self) -> int:
@@ -315,16 +316,25 @@ class EngineCore:
         return self.book.bytes_needed
 
     def give_back(self, nbytes: int) -> None:
-        try:
-            with self.changing():
-                self.book.give_back(nbytes)
-        except StorageError as error:  # no memory for the copy that would be smaller
-            self._plan_smaller(error)
+        with self._shrinking():
+            self.book.give_back(nbytes)
 
     def trim(self) -> None:
         """Free the memory of the KV cache, unless a sequence uses it."""
-        self.book.trim()
-        self.runner.apply(self.book.take_changes())
+        with self._shrinking():
+            self.book.trim()
+
+    @contextmanager
+    def _shrinking(self) -> Iterator[None]:
+        """As `changing`, where the device may have no memory for the smaller copy: then all is
+        freed and computed anew."""
+        try:
+            with self.changing():
+                yield
+        except StorageError as error:
+            fact = first_line(error.__cause__ or error)
+            logger.warning("the KV cache can't shrink: %s; it is freed", fact)
+            self._free_caches(fact)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -390,6 +400,10 @@ class EngineCore:
         fact = first_line(error.__cause__ or error)
         self.book.resize_failed(error.resize, fact)
         logger.warning("the KV cache can't grow: %s; it stays smaller until it is empty", fact)
+        self._free_caches(fact)
+
+    def _free_caches(self, fact: str) -> None:
+        """Compute all sequences anew: the device lacks memory, as `fact` says."""
         self._pipeline.forget()
         self._scheduler.isolate(self._scheduler.isolated, JobError("out_of_memory", fact))
         self.runner.apply(self.book.take_changes())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.worker.engine.fakes import FakeSlotLayer, layer_of, make_caches
+from tests.worker.engine.fakes import Applied, FakeSlotLayer, layer_of, make_caches
 from worker.cache.book import FIRST_COLUMNS, CacheBook
 from worker.cache.copies import Copy
 from worker.cache.pool import CachePool
@@ -184,6 +184,41 @@ def test_what_is_given_back_leaves_room_for_tokens_of_steps_that_followed() -> N
     assert book._size.columns == 768 and book._size.pages == pages_for(700)
 
 
+def test_a_page_that_moves_leaves_the_later_ones_of_its_slot() -> None:
+    book, pool = make_caches(slots=4)
+    first, slot = acquired(book, 32, 48)
+    book.release(first)
+    assert book.reserve(slot, 64)
+    write(pool, slot, 64)
+    assert pool.table.pages(slot, 0, 64) == [2, 3, 4, 0]
+    book.give_back(100)
+    assert pool.table.pages(slot, 0, 64) == [2, 3, 1, 0]
+    check(pool, slot, 64)
+
+
+def test_what_is_evicted_is_told_before_pages_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions read it then, and the device has not made the changes yet."""
+    book, pool = make_caches(slots=4, needs_clearing=True)
+    first, slot = acquired(book, 48, 16)
+    write(pool, slot, 16)
+    (block,) = kept(book, slot, PAGE)
+    book.kept.attach(bytes([slot, 0]), book.new_copy(10))
+    book.release(first)
+    monkeypatch.setattr(Applied, "emit", CacheBook.emit)
+    read = []
+
+    def evicted(key: bytes) -> None:
+        assert block.page is not None
+        read.append(int(layer_of(pool).pages[block.page, 0, 1, 0]))
+
+    book.kept.on_evict = evicted
+    book.give_back(5000)
+    assert read == [written(slot, 1)] and block.page == 0
+    for change in book.take_changes():
+        pool.execute(change)
+    check(pool, slot, 16)
+
+
 @pytest.mark.parametrize("needs_clearing", [True, False])
 def test_layers_whose_old_state_would_be_read_are_cleared(needs_clearing: bool) -> None:
     book, pool = make_caches(needs_clearing=needs_clearing)
@@ -260,6 +295,31 @@ def test_kept_pages_give_way_but_not_those_of_slots() -> None:
     assert book.reserve(third, 15 * PAGE) and not book.reserve(third, 16 * PAGE)
     assert len(book.kept) == 5
     assert book.bytes_held == 20 * PAGE
+
+
+def test_a_sequence_gets_all_pages_also_where_its_own_blocks_continue_kept_ones() -> None:
+    """It has computed the first ones anew, so these are in memory twice."""
+    book, pool = make_caches(limit=10 * PAGE)
+    (first,) = acquired(book, 4 * PAGE)
+    keys = [block.parent for block in kept(book, first, *[PAGE] * 5)[1:]]
+    book.release(first)
+    (second,) = acquired(book, 6 * PAGE)
+    block: Block[StateRef] = Block(keys[-1], PAGE)
+    book.kept.extend({b"last": block})
+    book.keep_pages(second, 4, [block])
+    book.kept.touch([*keys, b"last"])
+    write(pool, second, 6 * PAGE)
+    assert book.reserve(second, 10 * PAGE) and not book.reserve(second, 11 * PAGE)
+    check(pool, second, 6 * PAGE)
+
+
+def test_storage_grows_to_what_pinned_copies_leave() -> None:
+    book, _ = make_caches(limit=10 * PAGE)
+    book.kept.pin({b"a": Block(b"", PAGE, book.new_copy(PAGE))})
+    book.kept.extend({b"b": Block(b"", PAGE)})
+    book.kept.attach(b"b", book.new_copy(PAGE))  # which gives way
+    assert acquired(book, 9 * PAGE) == [0]
+    assert not book.reserve(0, 9 * PAGE + 1)
 
 
 def test_a_kept_copy_comes_into_a_page_that_others_share_then() -> None:

@@ -107,9 +107,21 @@ def test_what_is_referenced_or_in_a_slot_stays_with_all_that_it_continues() -> N
         assert store.evict_pages(1, in_no_slot)
     assert store.has(first + second) == [True, True, False]
     third = store.add(1, 2, 7, 8)
-    assert not store.evict_pages(2, lambda page: page == page_of(third[2]))
-    store.evict_some(4, lambda page: page == page_of(third[2]))
+    assert store.evict_pages(1, lambda page: page == page_of(third[2]))
     assert store.has(third) == [True, True, True, False]
+
+
+def test_blocks_in_slots_give_way_where_they_continue_what_no_slot_has() -> None:
+    """Their slots keep the pages. A sequence that computes anew what is kept has such ones."""
+    store = Store()
+    path, other = store.add(1, 2, 7), store.add(4)
+    in_slots = {page_of(path[2]), page_of(other[0])}
+    assert not store.evict_pages(3, in_slots.__contains__)
+    assert store.has(path + other) == [True] * 4
+    with store.referenced(path):
+        assert not store.evict_pages(1, in_slots.__contains__)
+    assert store.evict_pages(1, in_slots.__contains__)
+    assert store.has(path + other) == [True, False, False, True]
 
 
 def test_of_pinned_blocks_only_the_pages_are_evicted() -> None:

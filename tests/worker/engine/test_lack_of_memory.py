@@ -104,3 +104,20 @@ def test_an_error_of_one_sequence_is_not_taken_for_a_lack_of_storage(
     selected(scheduler)
     scheduler.isolate(scheduler.isolated, JobError("out_of_memory", "no room"))
     assert len(selected(scheduler)) == 1
+
+
+@pytest.mark.parametrize("shrink", ["trim", "evict", "give_back"])
+def test_storage_that_cannot_shrink_is_freed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, shrink: str
+) -> None:
+    """What is kept would have to be copied, and the device has no memory for that."""
+    engine = load(path)
+    core = engine._core
+    expected = engine.generate(PROMPTS, GREEDY)
+    assert len(core.book.kept) > 0
+    memory = Memory(monkeypatch, 0)
+    getattr(core, shrink)(*[1] * (shrink != "trim"))
+    assert memory.refused == 1 and core.bytes_held == 0
+    memory.cells = 10**6
+    assert engine.generate(PROMPTS, GREEDY) == expected
+    assert memory.refused == 1

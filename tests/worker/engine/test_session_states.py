@@ -141,3 +141,12 @@ def test_an_error_while_a_file_is_written_stops_no_later_one(
         ask(engine, f"{session} {QUESTION}", session=session)
     engine.close()
     assert len(files(tmp_path)) == 1 and "a defect" in caplog.text
+
+
+def test_an_engine_whose_state_was_lost_closes(folder: Path, tmp_path: Path) -> None:
+    """After a step that failed there is nothing to write."""
+    engine = make(folder, tmp_path)
+    ask(engine, QUESTION)
+    engine._core._scheduler.reset()
+    engine.close()
+    assert files(tmp_path) == []
