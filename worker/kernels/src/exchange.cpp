@@ -6,7 +6,6 @@
 // When the group has ended, calls return, and what they should write is undefined.
 #include "program.h"
 
-#include <sched.h>
 #include <time.h>
 
 namespace exchange {
@@ -22,9 +21,9 @@ constexpr int64_t SLOT = 1 << 18;
 constexpr int64_t SERIAL = 1 << 14;  // fewer elements than this are not worth a second thread
 constexpr int64_t BLOCK = 1 << 12;   // elements per unit of work
 
-// While a rank waits it first keeps its core, then offers it to others, then sleeps.
-constexpr int SPINS = 1000;   // some tens of microseconds
-constexpr int YIELDS = 2000;  // a millisecond, if nobody else wants the core
+// While a rank waits it first keeps its core, then sleeps. It never yields: two ranks that yield to each
+// other stay on one core for long, while one that wakes up is put on a free core.
+constexpr int SPINS = 5000;  // a tenth of a millisecond or two
 constexpr timespec SLEEP{0, 50000};
 
 struct Group {
@@ -57,11 +56,8 @@ bool meet(const Group& group, int64_t number) {
     }
     __atomic_store_n(group.waits(), 1, __ATOMIC_RELAXED);
     bool ended = false;
-    for (int i = 0; !ended && !have_posted(group, number); i++) {
-        if (i < YIELDS)
-            sched_yield();
-        else
-            nanosleep(&SLEEP, nullptr);
+    while (!ended && !have_posted(group, number)) {
+        nanosleep(&SLEEP, nullptr);
         ended = group.ended();
     }
     __atomic_store_n(group.waits(), 0, __ATOMIC_RELAXED);
