@@ -119,8 +119,11 @@ class CacheBook:
         self._used.pop(slot, None)
         self._pages.release(slot)
         heapq.heappush(self._free, slot)
-        if not self._pages.used and self.sizes.storage(self._size) > self.limit_bytes // 2:
-            self.trim()
+        held = self.sizes.storage(self._size)
+        if not self._used and held > self.limit_bytes // 2:
+            least = Size(0, 0, self._size.pages if self._pages.used else 0)
+            if self.sizes.storage(least) < held:  # one long sequence may need what slots have
+                self._shrink(least)
 
     def trim(self) -> None:
         """Free the storage of slots, unless one is in use, and that of pages if most are free:
@@ -332,6 +335,13 @@ class CacheBook:
         if self.sizes.storage(needed) < self.sizes.storage(self._size):
             self._shrink(needed)
         return before - self.bytes_held
+
+    def leave_room(self) -> None:
+        """Leave snapshots their half of the limit again, if sequences needed more and now need
+        clearly less."""
+        half, held = self.limit_bytes // 2, self.sizes.storage(self._size)
+        if self.sizes.needs_snapshots and held > half and self._storage_needed() <= half * 3 // 4:
+            self.give_back(held - half)
 
     def begin_plan(self) -> None:
         """A step is planned: which of its sequences lack memory that others have shows anew."""

@@ -290,6 +290,7 @@ class EngineCore:
                 self.peak_bytes = max(self.peak_bytes, peak)
                 self._scheduler.saw_memory(step.scheduled, peak)
                 self._scheduler.commit(step.scheduled, result)
+                self.book.leave_room()
                 self.runner.apply(self.book.take_changes())
             except StorageError as error:
                 self._plan_smaller(error)

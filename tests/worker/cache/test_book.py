@@ -5,13 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.worker.engine.fakes import Applied, FakeSlotLayer, layer_of, make_caches
+from tests.worker.engine.fakes import (
+    CONTEXT,
+    Applied,
+    FakeLayer,
+    FakeSlotLayer,
+    layer_of,
+    make_caches,
+)
 from worker.cache.book import FIRST_COLUMNS, CacheBook
 from worker.cache.copies import Copy
 from worker.cache.pool import CachePool
 from worker.cache.prefix_store import Block, StateRef
+from worker.cache.sizes import CacheSizes
+from worker.cache_memory import alone
 from worker.kernels.attention import PAGE
-from worker.layers.cache import pages_for
+from worker.layers.cache import Size, pages_for
 
 
 @torch.inference_mode()
@@ -217,6 +226,47 @@ def test_what_is_evicted_is_told_before_pages_move(monkeypatch: pytest.MonkeyPat
     for change in book.take_changes():
         pool.execute(change)
     check(pool, slot, 16)
+
+
+class Rows(FakeSlotLayer):
+    """A row of as many bytes as a page per slot."""
+
+    def bytes_for(self, size: Size) -> int:
+        return size.slots * PAGE
+
+
+def with_rows(limit: int) -> CacheBook:
+    """Caches of a paged layer and one with rows."""
+    pool = CachePool(lambda: [FakeLayer(), Rows()], slots=4)
+    sizes = CacheSizes([FakeLayer(), Rows()])
+    book = Applied(sizes, max_slots=4, max_columns=CONTEXT, share=alone(limit))
+    book.pool = pool
+    return book
+
+
+def test_rows_are_freed_with_the_last_slot_also_where_pages_are_kept() -> None:
+    """One long sequence needs the memory of the rows that several short ones had."""
+    book = with_rows(12 * PAGE)
+    slots = acquired(book, 4 * PAGE, PAGE, PAGE)
+    kept(book, slots[0], PAGE)
+    for slot in slots:
+        book.release(slot)
+    assert len(book.kept) == 1 and book.bytes_held < 12 * PAGE
+    assert acquired(book, 11 * PAGE) == [0]
+
+
+def test_snapshots_get_their_half_again_once_sequences_need_less() -> None:
+    book = with_rows(40 * PAGE)
+    first, second = acquired(book, 30 * PAGE, PAGE)
+    book.leave_room()
+    assert book.bytes_held > 30 * PAGE
+    kept(book, first, *[PAGE] * 30)
+    book.release(first)
+    assert book.bytes_held > 30 * PAGE
+    book.leave_room()
+    assert book.bytes_held <= 20 * PAGE < book.bytes_held + PAGE
+    assert 0 < len(book.kept) < 30
+    assert book.reserve(second, 2 * PAGE)
 
 
 @pytest.mark.parametrize("needs_clearing", [True, False])

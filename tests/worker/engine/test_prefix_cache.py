@@ -315,3 +315,16 @@ def test_a_closed_engine_keeps_nothing(load: Load) -> None:
     assert len(engine._core.book.kept) > 0
     engine.close()
     assert len(engine._core.book.kept) == 0
+
+
+def test_prompts_begin_with_kept_state_again_after_others_had_all_of_the_cache(load: Load) -> None:
+    """Snapshots have their half again, which long sequences needed."""
+    limit = 2 * load()._core.book.bytes_for_one(300)
+    engine = load(cache_bytes=limit)
+    engine.generate([[5 + i % 50, *range(5, 95), *[i] * 200] for i in range(5, 12)], GREEDY)
+    engine.generate([SYSTEM + [101] * 10], GREEDY)
+    before = engine._core.prefix.cached_tokens
+    engine.generate([SYSTEM + [102] * 10], GREEDY)
+    engine.generate([SYSTEM + [103] * 10], GREEDY)
+    assert engine._core.prefix.cached_tokens - before >= EDGE
+    assert engine._core.bytes_held <= limit
