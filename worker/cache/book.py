@@ -235,8 +235,10 @@ class CacheBook:
             return True
         if self._grow_by_force(stepped) or self._grow_by_force(least):
             return True
-        wanted = self.sizes.storage(least) + self.kept.pinned_bytes
-        return self._share.take(wanted) and self._grow_by_force(least)
+        # Without the rows of slots that were in use.
+        fewer = least._replace(slots=max(self._used, default=-1) + 1)
+        wanted = self.sizes.storage(fewer) + self.kept.pinned_bytes
+        return self._share.take(wanted) and self._grow_by_force(fewer)
 
     def _doubled(self, least: Size) -> Size:
         """A size of at least this, with columns and pages that double, for less growth later."""

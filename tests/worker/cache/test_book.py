@@ -255,6 +255,14 @@ def test_rows_are_freed_with_the_last_slot_also_where_pages_are_kept() -> None:
     assert acquired(book, 11 * PAGE) == [0]
 
 
+def test_rows_of_slots_that_are_free_give_way_to_pages() -> None:
+    book = with_rows(12 * PAGE)
+    first, *others = acquired(book, PAGE, PAGE, PAGE)
+    for slot in others:
+        book.release(slot)
+    assert book.reserve(first, 11 * PAGE) and not book.reserve(first, 12 * PAGE)
+
+
 def test_snapshots_get_their_half_again_once_sequences_need_less() -> None:
     book = with_rows(40 * PAGE)
     first, second = acquired(book, 30 * PAGE, PAGE)
