@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,19 +55,30 @@ def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
-def spawn() -> Spawn:
-    """`spawn("chat", …)`: a child process with pipes."""
+def spawn() -> Iterator[Spawn]:
+    """`spawn("chat", …)`: a child process with pipes, which are closed after the test."""
+    with ExitStack() as started:
 
-    def start(*words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [COMMAND, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        def start(*words: str) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [COMMAND, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            started.callback(_end, process)
+            return process
 
-    return start
+        yield start
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
 
 
 @pytest.fixture

@@ -66,10 +66,18 @@ class Unchecked:
         repository.mkdir(parents=True, exist_ok=True)
         self._repository = repository
         self._file = (repository / RECORD).open("a", encoding="utf-8")
+        try:
+            self._begin()
+        except BaseException:
+            with suppress(OSError):  # the disk is full
+                self._file.close()
+            raise
+
+    def _begin(self) -> None:
         with suppress(OSError):  # a file system without locks: the library has its own
             self._lock()
-        recorded = _recorded(repository)
-        self._before = complete_in(repository) if recorded is None else recorded
+        recorded = _recorded(self._repository)
+        self._before = complete_in(self._repository) if recorded is None else recorded
         if recorded is None:
             json.dump(sorted(self._before), self._file)
             self._file.flush()
