@@ -16,17 +16,11 @@ constexpr int MAX_GROUP = 64;     // query heads per key-value head; attention.p
 constexpr int MAX_STATE = 16384;  // query heads per key-value head · channels
 constexpr int STEP = 32;          // channels that are read together
 constexpr int RUNS = BLOCK / PAGE;
-static_assert(BLOCK % PAGE == 0 && PAGE % LANES == 0);
+static_assert(RUNS == 2 && PAGE == LANES);
 
-// The memory of the runs of a block, in order.
+// The memory of the runs of a block: that of each is fetched while the same run of another is used.
 struct AheadOfRuns {
     Ahead of[RUNS];
-    int run = 0;
-
-    void fetch(int lines) {
-        while (run + 1 < RUNS && of[run].at >= of[run].end) run++;
-        of[run].fetch(lines);
-    }
 };
 
 // The columns of a block of one head: PAGE columns follow each other, but for the last ones.
@@ -34,14 +28,14 @@ template <typename T>
 struct Runs {
     const T* first[RUNS];
 
-    const T* column(int j, int dim) const { return first[j / PAGE] + (int64_t)(j % PAGE) * dim; }
     AheadOfRuns ahead(int count, int dim) const {
-        AheadOfRuns found{};
-        for (int run = 0; run * PAGE < count; run++) {
-            const int length = count - run * PAGE < PAGE ? count - run * PAGE : PAGE;
-            found.of[run] = {(const char*)first[run], (const char*)(first[run] + length * dim)};
-        }
-        return found;
+        const int rest = count > PAGE ? count - PAGE : 0;
+        return {{of(first[0], count - rest, dim), rest ? of(first[1], rest, dim) : Ahead{}}};
+    }
+
+   private:
+    static Ahead of(const T* columns, int count, int dim) {
+        return {(const char*)columns, (const char*)(columns + count * dim)};
     }
 };
 
@@ -72,12 +66,12 @@ struct AsTheyAre {
             for (int j = 0; j < count; j++) {
                 Floats partial[G];
                 for (int g = 0; g < G; g++) partial[g] = zeros();
-                const T* column = keys.column(j, dim);
+                const T* column = keys.first[j / PAGE] + (int64_t)(j % PAGE) * dim;
                 for (int i = 0; i < dim; i += LANES) {
                     Floats key = load(column + i);
                     for (int g = 0; g < G; g++)
                         partial[g] = fma(load(q + g * dim + i), key, partial[g]);
-                    ahead.fetch(1);
+                    ahead.of[j / PAGE].fetch(1);
                 }
                 for (int g = 0; g < G; g++) out[g][j] = sum(partial[g]);
             }
@@ -90,11 +84,15 @@ struct AsTheyAre {
             for (int i = 0; i < dim; i += LANES) {
                 Floats total[G];
                 for (int g = 0; g < G; g++) total[g] = load(sums + g * width + i);
-                for (int j = 0; j < count; j++) {
-                    Floats value = load(values.column(j, dim) + i);
-                    for (int g = 0; g < G; g++)
-                        total[g] = fma(all(weights[g][j]), value, total[g]);
-                    ahead.fetch(1);
+                for (int start = 0; start < count; start += PAGE) {
+                    const T* columns = values.first[start / PAGE] + i;
+                    const int end = count - start < PAGE ? count : start + PAGE;
+                    for (int j = start; j < end; j++, columns += dim) {
+                        Floats value = load(columns);
+                        for (int g = 0; g < G; g++)
+                            total[g] = fma(all(weights[g][j]), value, total[g]);
+                        ahead.of[start / PAGE].fetch(1);
+                    }
                 }
                 for (int g = 0; g < G; g++) store(sums + g * width + i, total[g]);
             }
@@ -152,9 +150,11 @@ struct Pairs {
             const int dim = DIM ? DIM : given;
             for (int start = 0; start < count; start += LANES) {
                 Floats partial[G][LANES];
+                const bf16* columns = keys.first[start / PAGE];
+                Ahead& next = ahead.of[start / PAGE];
                 for (int j = 0; j < LANES; j++) {
-                    int column = start + j < count ? start + j : count - 1;
-                    const bf16* key = keys.column(column, dim);
+                    const int column = start + j < count ? j : count - 1 - start;
+                    const bf16* key = columns + (int64_t)column * dim;
                     Floats total[G];
                     for (int g = 0; g < G; g++) total[g] = zeros();
                     for (int i = 0; i < dim; i += STEP) {
@@ -163,7 +163,7 @@ struct Pairs {
                             __m512bh query = (__m512bh)load_step(q + g * dim + i, dim - i);
                             total[g] = _mm512_dpbf16_ps(total[g], query, pairs);
                         }
-                        ahead.fetch(1);
+                        next.fetch(1);
                     }
                     for (int g = 0; g < G; g++) partial[g][j] = total[g];
                 }
@@ -198,27 +198,31 @@ struct Pairs {
                     low[g][n] = load(first_sum + g * width + n * STEP);
                     high[g][n] = load(first_sum + g * width + n * STEP + LANES);
                 }
-            for (int j = 0; j < count; j += 2) {
-                const bf16* first = values.column(j, dim) + start;
-                const bf16* second = j + 1 < count ? first + dim : first;
-                __m512bh pair[G];
-                for (int g = 0; g < G; g++) {
-                    int32_t both;
-                    memcpy(&both, weights[g] + j, sizeof both);
-                    pair[g] = (__m512bh)_mm512_set1_epi32(both);
-                }
-                for (int n = 0; n < WIDE; n++) {
-                    const int left = WIDE > 1 ? STEP : dim - start;
-                    __m512i a = load_step(first + n * STEP, left);
-                    __m512i b = load_step(second + n * STEP, left);
-                    __m512bh even = (__m512bh)_mm512_unpacklo_epi16(a, b);
-                    __m512bh odd = (__m512bh)_mm512_unpackhi_epi16(a, b);
+            for (int run = 0; run * PAGE < count; run++) {
+                const bf16* first = values.first[run] + start;
+                Ahead& next = ahead.of[run];
+                const int end = count - run * PAGE < PAGE ? count : (run + 1) * PAGE;
+                for (int j = run * PAGE; j < end; j += 2, first += 2 * dim) {
+                    const bf16* second = j + 1 < end ? first + dim : first;
+                    __m512bh pair[G];
                     for (int g = 0; g < G; g++) {
-                        low[g][n] = _mm512_dpbf16_ps(low[g][n], pair[g], even);
-                        high[g][n] = _mm512_dpbf16_ps(high[g][n], pair[g], odd);
+                        int32_t both;
+                        memcpy(&both, weights[g] + j, sizeof both);
+                        pair[g] = (__m512bh)_mm512_set1_epi32(both);
                     }
-                    ahead.fetch(2);
+                    for (int n = 0; n < WIDE; n++) {
+                        const int left = WIDE > 1 ? STEP : dim - start;
+                        __m512i a = load_step(first + n * STEP, left);
+                        __m512i b = load_step(second + n * STEP, left);
+                        __m512bh even = (__m512bh)_mm512_unpacklo_epi16(a, b);
+                        __m512bh odd = (__m512bh)_mm512_unpackhi_epi16(a, b);
+                        for (int g = 0; g < G; g++) {
+                            low[g][n] = _mm512_dpbf16_ps(low[g][n], pair[g], even);
+                            high[g][n] = _mm512_dpbf16_ps(high[g][n], pair[g], odd);
+                        }
+                        next.fetch(2);
                 }
+            }
             }
             for (int g = 0; g < G; g++)
                 for (int n = 0; n < WIDE; n++) {
@@ -274,9 +278,11 @@ struct Widened {
             const int dim = DIM ? DIM : given, width = padded(dim);
             for (int start = 0; start < count; start += LANES) {
                 Floats partial[G][LANES];
+                const bf16* columns = keys.first[start / PAGE];
+                Ahead& next = ahead.of[start / PAGE];
                 for (int j = 0; j < LANES; j++) {
-                    int column = start + j < count ? start + j : count - 1;
-                    const bf16* key = keys.column(column, dim);
+                    const int column = start + j < count ? j : count - 1 - start;
+                    const bf16* key = columns + (int64_t)column * dim;
                     Floats even[G], odd[G];
                     for (int g = 0; g < G; g++) even[g] = odd[g] = zeros();
                     for (int i = 0; i < dim; i += STEP) {
@@ -286,7 +292,7 @@ struct Widened {
                             even[g] = fma(load(q + g * width + i), first, even[g]);
                             odd[g] = fma(load(q + g * width + i + LANES), second, odd[g]);
                         }
-                        ahead.fetch(1);
+                        next.fetch(1);
                     }
                     for (int g = 0; g < G; g++) partial[g][j] = even[g] + odd[g];
                 }
@@ -312,7 +318,7 @@ struct Widened {
                     for (int odd = 0; odd < 2; odd++)
                         total[g][n][odd] = load(sums + g * width + start + n * STEP + odd * LANES);
             for (int j = 0; j < count; j++) {
-                const bf16* column = values.column(j, dim) + start;
+                const bf16* column = values.first[j / PAGE] + (int64_t)(j % PAGE) * dim + start;
                 for (int n = 0; n < WIDE; n++) {
                     const int left = WIDE > 1 ? STEP : dim - start;
                     const __m512i step = load_step(column + n * STEP, left);
@@ -321,7 +327,7 @@ struct Widened {
                         for (int g = 0; g < G; g++)
                             total[g][n][odd] = fma(all(weights[g][j]), value, total[g][n][odd]);
                     }
-                    ahead.fetch(1);
+                    ahead.of[j / PAGE].fetch(1);
                 }
             }
             for (int g = 0; g < G; g++)
