@@ -221,8 +221,8 @@ struct Pairs {
                             high[g][n] = _mm512_dpbf16_ps(high[g][n], pair[g], odd);
                         }
                         next.fetch(2);
+                    }
                 }
-            }
             }
             for (int g = 0; g < G; g++)
                 for (int n = 0; n < WIDE; n++) {
