@@ -1,7 +1,7 @@
-"""How long a reply that is due waits for Redis: it is an error soon if Redis is away or hangs.
+"""A reply that is due waits for Redis for a short time, and is an error if Redis is away or hangs.
 
-Owns these times. What a client waits for, its answer or the next part of a stream, has the longer
-ones of `jobs.store.connection`.
+This module owns these times. What a client waits for, its answer or the next part of a stream, has
+the longer ones of `jobs.store.connection`.
 """
 
 from __future__ import annotations

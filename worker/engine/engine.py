@@ -365,6 +365,7 @@ class EngineCore:
             self._closed = True
         self.share.leave()
         self._pipeline.forget()
+        self._changes.settle()  # what is unknown is not written
         self.prefix.close()
         self._update_queue()
         self._scheduler.fail_all(JobError("cancelled", "the engine was closed"))

@@ -22,10 +22,15 @@ class Changes:
         self._reset = reset
         self._unfinished = False
 
-    @contextmanager
-    def begin(self) -> Iterator[None]:
+    def settle(self) -> None:
+        """Reset if a change did not end."""
         if self._unfinished:
             self._reset()
+            self._unfinished = False
+
+    @contextmanager
+    def begin(self) -> Iterator[None]:
+        self.settle()
         self._unfinished = True
         try:
             yield

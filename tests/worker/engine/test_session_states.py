@@ -10,6 +10,7 @@ import pytest
 
 from tests.worker.engine.stateful import QUESTION, ask, cached, files, make
 from tests.worker.site import wait_until
+from worker.cache.pool import CachePool
 from worker.cache.state_dir import StateDir
 from worker.cache.state_file import StateFile
 
@@ -148,5 +149,22 @@ def test_an_engine_whose_state_was_lost_closes(folder: Path, tmp_path: Path) -> 
     engine = make(folder, tmp_path)
     ask(engine, QUESTION)
     engine._core._scheduler.reset()
+    engine.close()
+    assert files(tmp_path) == []
+
+
+def test_state_that_an_interrupt_left_unknown_is_not_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages have new numbers, and the device has not moved them."""
+    engine = make(folder, tmp_path)
+    ask(engine, QUESTION)
+
+    def interrupted(pool: CachePool, change: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(CachePool, "execute", interrupted)
+        engine._core.give_back(1)
     engine.close()
     assert files(tmp_path) == []
