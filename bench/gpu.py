@@ -10,7 +10,8 @@ Prefill: seconds of one new token after 2,000. The floor of a step is the time t
 and the keys and values of each sequence once, at the speed of a large copy. transformers: SDPA, a
 static cache, not compiled unless `--compiled`. Traffic is nano-vllm's: 256 requests of 100 to 1,024
 random tokens with as many new ones, temperature 0.6, in two turns of which the first one makes the
-graphs. Process settings are those of a worker.
+graphs; transformers serves that of the first turn by continuous batching. Process settings are
+those of a worker.
 
 What does not begin within --seconds is left out. With --profile, the kernels of decode steps are
 listed, and the calls that wait for the device. On a CPU, `--tiny` shows that the benchmark runs.
@@ -20,7 +21,6 @@ from __future__ import annotations
 
 import gc
 import json
-import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -39,12 +39,12 @@ from bench.gpu_models import (
     our_engine,
     their_model,
 )
+from bench.gpu_traffic import Traffic, serve, serve_by_transformers, start, stop
 from bench.harness import environment, median, report, seconds
 from bench.shapes import QWEN3_06B, QWEN3_8B
 from jobs.api.sampling import Sampling
 from worker import Engine
 from worker.device import choose_device
-from worker.engine.sequence import Sequence
 from worker.processes.tuning import freeze_gc_heap, tune, unfreeze_gc_heap
 
 PROMPT, LONG_PROMPT = 64, 2000
@@ -58,7 +58,7 @@ TINY = {
 SHAPES = {"0.6B": QWEN3_06B, "8B": QWEN3_8B}
 FORMATS: dict[str, Type | None] = {"bf16": None, "Q4_K": Type.Q4_K}
 PROFILED_STEPS, KERNELS = 8, 18
-REQUESTS, LONGEST, SHORTEST = 256, 1024, 100  # of the traffic
+TRAFFIC = "traffic"
 TURNS = ("first turn", "second turn")  # the first one makes graphs and compiles kernels
 
 
@@ -129,7 +129,7 @@ def main(
             if traffic and (shape, name) == ("0.6B", "bf16"):
                 for turn in TURNS:
                     if clock.left > 0:
-                        row = cells.traffic(turn, tiny, traffic_seconds)
+                        row = cells.traffic(turn, Traffic.random(turn, tiny=tiny), traffic_seconds)
                         found.append({"model": f"{shape} {name}", **row})
             rows += found
             for row in found:
@@ -140,9 +140,13 @@ def main(
             _free()
             if name == "bf16" and not alone and clock.left > 0:
                 print(f"transformers, {shape}", flush=True)
-                their = _theirs(their_model(fields, place), place, compiled)
-                cells.beside(found, sizes, their)
-                del their
+                model = their_model(fields, place)
+                cells.beside(found, sizes, _theirs(model, place, compiled))
+                served = Traffic.random(TURNS[0], tiny=tiny)
+                if traffic and shape == "0.6B" and clock.left > 0:
+                    rate = serve_by_transformers(model, served, traffic_seconds)
+                    _beside_traffic(found, rate)
+                del model
                 _free()
             del cells
     title = f"GPU, copy {bandwidth / 1e12:.2f} TB/s, tokens/s"
@@ -237,70 +241,32 @@ class Cells:
                 figures.append(figure)
         return median(figures) if figures else None
 
-    def traffic(self, turn: str, tiny: bool, limit: float) -> dict[str, Any]:
-        """nano-vllm's requests, all at once, ended after `limit` seconds. Those of each turn are
-        others, so that no prefix is known."""
-        rng = random.Random(turn)
-        number, longest = (8, SHORTEST + 20) if tiny else (REQUESTS, LONGEST)
-        vocabulary = 1000 if tiny else 10_000
-        prompts = [
-            [rng.randint(0, vocabulary) for _ in range(rng.randint(SHORTEST, longest))]
-            for _ in range(number)
-        ]
-        lengths = [rng.randint(SHORTEST, longest) for _ in prompts]
-        options = [
-            Sampling(temperature=0.6, ignore_eos=True, max_tokens=n, seed=n) for n in lengths
-        ]
-        self._engine.generate(prompts[:8], Sampling(temperature=0.6, max_tokens=4))
-        core = self._engine._core
-        steps, before = core.steps, core.tokens_generated
-        end = time.perf_counter() + limit
-        taken = seconds(lambda: _run(self._engine, prompts, options, end))
-        made, steps = core.tokens_generated - before, core.steps - steps
-        positions = sum(
-            new * (len(prompt) + new / 2) for prompt, new in zip(prompts, lengths, strict=True)
-        )
-        read = steps * self._read + positions * self._position_bytes
-        floor = sum(lengths) / (read / self._bandwidth)
+    def traffic(self, turn: str, traffic: Traffic, limit: float) -> dict[str, Any]:
+        """nano-vllm's requests, all at once, ended after `limit` seconds."""
+        made, steps, taken = serve(self._engine, traffic, limit)
+        read = steps * self._read + traffic.positions * self._position_bytes
+        wanted = sum(traffic.lengths)
+        floor = wanted / (read / self._bandwidth)
         print(
-            f"traffic, {turn}: {made} of {sum(lengths)} tokens, {steps} steps, {taken:.2f} s",
-            flush=True,
+            f"traffic, {turn}: {made} of {wanted} tokens, {steps} steps, {taken:.2f} s", flush=True
         )
-        rate = made / taken
-        return _row(f"traffic of {number}, {turn}", rate, floor)
+        return _row(f"{TRAFFIC} of {len(traffic.prompts)}, {turn}", made / taken, floor)
 
 
-def _start(engine: Engine, prompts: list[list[int]], options: list[Sampling]) -> list[Sequence]:
-    """Add sequences to the engine, which nobody listens to."""
-    core = engine._core
-    sequences = [
-        engine._sequence(prompt, core.sampling_params(one, prompt), 0, lambda event: None)
-        for prompt, one in zip(prompts, options, strict=True)
-    ]
-    core.add(sequences)
-    return sequences
-
-
-def _stop(engine: Engine, sequences: list[Sequence]) -> None:
-    for one in sequences:
-        one.cancel()
-    engine.step()
-
-
-def _run(engine: Engine, prompts: list[list[int]], options: list[Sampling], end: float) -> None:
-    sequences = _start(engine, prompts, options)
-    while not all(one.ended for one in sequences) and time.perf_counter() < end:
-        engine.step()
-    _stop(engine, sequences)
+def _beside_traffic(rows: list[dict[str, Any]], rate: float | None) -> None:
+    """Add the rate of transformers to the rows of traffic."""
+    for row in rows:
+        if rate is not None and row["cell"].startswith(TRAFFIC):
+            row["transformers"], row["ours / transformers"] = rate, row["chatjobs"] / rate
 
 
 def _our_decode(engine: Engine, prompts: list[list[int]]) -> float:
     options = Sampling(temperature=0, max_tokens=200, ignore_eos=True)
-    sequences = _start(engine, prompts, [options] * len(prompts))
+    sequences = start(engine, prompts, [options] * len(prompts))
     while not all(len(one.output_ids) >= 2 for one in sequences):
         engine.step()
     taken = seconds(lambda: [engine.step() for _ in range(DECODED)])
-    _stop(engine, sequences)
+    stop(engine, sequences)
     return len(prompts) * DECODED / taken
 
 
@@ -328,12 +294,12 @@ def _profiled(engine: Engine, batch: int, temperature: float) -> dict[str, Any]:
     """Of a decode step."""
     prompts = random_prompts(batch, PROMPT, SMALLEST_VOCABULARY)
     options = Sampling(temperature=temperature, max_tokens=200, ignore_eos=True)
-    sequences = _start(engine, prompts, [options] * batch)
+    sequences = start(engine, prompts, [options] * batch)
     for _ in range(8):
         engine.step()
     title = f"decode {batch} at temperature {temperature}"
     found = _profile(title, engine.step, PROFILED_STEPS)
-    _stop(engine, sequences)
+    stop(engine, sequences)
     return found
 
 

@@ -187,11 +187,15 @@ class CacheBook:
         with nothing changed, if they are too few."""
         if any(columns > self._size.columns for _, columns in needed):
             return False
-        missing = [(slot, self._pages.missing(slot, columns)) for slot, columns in needed]
-        if sum(number for _, number in missing) > self._pages.free:
+        missing = self._pages.lacking(needed)
+        if sum(missing.values()) > self._pages.free:
             return False
         self._used |= dict(needed)
-        rows = [row for slot, number in missing for row in self._pages.take(slot, [None] * number)]
+        rows = [
+            row
+            for slot, number in missing.items()
+            for row in self._pages.take(slot, [None] * number)
+        ]
         if rows:
             self.emit(Place(tuple(rows)))
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from worker.layers.cache import pages_for
@@ -54,6 +54,15 @@ class PageNumbers:
     def missing(self, slot: int, columns: int) -> int:
         """Pages that a slot lacks for so many tokens."""
         return max(0, pages_for(columns) - len(self.of(slot)))
+
+    def lacking(self, needed: Iterable[tuple[int, int]]) -> dict[int, int]:
+        """Pages that slots lack for so many tokens each, of those that lack any."""
+        held = self._held
+        return {
+            slot: lacking
+            for slot, columns in needed
+            if (lacking := pages_for(columns) - len(held.get(slot, ()))) > 0
+        }
 
     def grow(self, total: int) -> None:
         """There are so many pages from now on."""

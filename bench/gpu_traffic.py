@@ -1,0 +1,115 @@
+"""Traffic on a GPU as nano-vllm's benchmark has it: random lengths of prompts and answers, all
+requests at once, at temperature 0.6. Ours, and transformers' continuous batching."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bench.harness import seconds
+from jobs.api.sampling import Sampling
+from worker import Engine
+from worker.engine.sequence import Sequence
+
+REQUESTS, LONGEST, SHORTEST = 256, 1024, 100
+TEMPERATURE = 0.6
+VOCABULARY = 10_000
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Prompts, and how many new tokens each one gets."""
+
+    prompts: list[list[int]]
+    lengths: list[int]
+
+    @classmethod
+    def random(cls, seed: str, *, tiny: bool) -> Traffic:
+        """The same traffic for each contestant; prompts of other seeds have nothing in common."""
+        rng = random.Random(seed)
+        number, longest = (8, SHORTEST + 20) if tiny else (REQUESTS, LONGEST)
+        vocabulary = 1000 if tiny else VOCABULARY
+        prompts = [
+            [rng.randint(0, vocabulary) for _ in range(rng.randint(SHORTEST, longest))]
+            for _ in range(number)
+        ]
+        return cls(prompts, [rng.randint(SHORTEST, longest) for _ in prompts])
+
+    @property
+    def positions(self) -> float:
+        """Positions of keys and values that are read, of all new tokens."""
+        return sum(
+            new * (len(prompt) + new / 2)
+            for prompt, new in zip(self.prompts, self.lengths, strict=True)
+        )
+
+
+def start(engine: Engine, prompts: list[list[int]], options: list[Sampling]) -> list[Sequence]:
+    """Add sequences to the engine, which nobody listens to."""
+    core = engine._core
+    sequences = [
+        engine._sequence(prompt, core.sampling_params(one, prompt), 0, lambda event: None)
+        for prompt, one in zip(prompts, options, strict=True)
+    ]
+    core.add(sequences)
+    return sequences
+
+
+def stop(engine: Engine, sequences: list[Sequence]) -> None:
+    """Cancel sequences."""
+    for one in sequences:
+        one.cancel()
+    engine.step()
+
+
+def serve(engine: Engine, traffic: Traffic, limit: float) -> tuple[int, int, float]:
+    """Tokens made, steps and seconds; ended after `limit` seconds."""
+    options = [
+        Sampling(temperature=TEMPERATURE, ignore_eos=True, max_tokens=n, seed=n)
+        for n in traffic.lengths
+    ]
+    engine.generate(traffic.prompts[:8], Sampling(temperature=TEMPERATURE, max_tokens=4))
+    core = engine._core
+    steps, made = core.steps, core.tokens_generated
+    end = time.perf_counter() + limit
+
+    def run() -> None:
+        sequences = start(engine, traffic.prompts, options)
+        while not all(one.ended for one in sequences) and time.perf_counter() < end:
+            engine.step()
+        stop(engine, sequences)
+
+    taken = seconds(run)
+    return core.tokens_generated - made, core.steps - steps, taken
+
+
+def serve_by_transformers(model: Any, traffic: Traffic, limit: float) -> float | None:
+    """Tokens per second of continuous batching, after its warm-up; None if it takes longer than
+    `limit` seconds, or fails."""
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=TEMPERATURE,
+        top_k=0,
+        max_new_tokens=max(traffic.lengths),
+        eos_token_id=-1,
+    )
+    made = ended = 0
+    with model.continuous_batching_context_manager(generation_config=config) as manager:
+        begin = time.perf_counter()
+        for prompt, length in zip(traffic.prompts, traffic.lengths, strict=True):
+            manager.add_request(prompt, max_new_tokens=length, eos_token_id=-1)
+        while ended < len(traffic.prompts):
+            if time.perf_counter() - begin > limit:
+                print(f"transformers: {ended} requests ended in {limit:g} s", flush=True)
+                return None
+            result = manager.get_result(timeout=1)
+            if result is None and not manager.is_running():
+                print("transformers: continuous batching ended with an error", flush=True)
+                return None
+            if result is not None and result.is_finished():
+                made, ended = made + len(result.generated_tokens), ended + 1
+        return made / (time.perf_counter() - begin)
