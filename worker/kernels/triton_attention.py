@@ -56,26 +56,13 @@ def attend_decode(
     window = stored.window or 0
     block = columns(width, q.dtype, _memory(q.device))
     pages, places = _places(stored)
-    paged = {"page": 0 if stored.pages is None else PAGE}
+    new = k.stride(0), k.stride(1), v.stride(0), v.stride(1)
     with torch.cuda.device_of(q):  # Triton starts kernels on the current device
-        _append(
-            (rows, kv_heads),
-            k,
-            v,
-            keys,
-            values,
-            pages,
-            slots,
-            positions,
-            *(k.stride(0), k.stride(1), v.stride(0), v.stride(1), *places),
-            window,
-            dim=dim,
-            width=width,
-            **paged,
-        )
         _attend(
             (rows, kv_heads, splits),
             q,
+            k,
+            v,
             keys,
             values,
             pages,
@@ -86,7 +73,7 @@ def attend_decode(
             out,
             scale,
             cap or 0.0,
-            *(q.stride(0), q.stride(1), *places),
+            *(q.stride(0), q.stride(1), *new, *places),
             heads,
             window,
             dim=dim,
@@ -99,7 +86,7 @@ def attend_decode(
             least=LEAST,
             capped=cap is not None,
             whole=whole,
-            **paged,
+            page=0 if stored.pages is None else PAGE,
         )
         if whole:
             return
@@ -243,41 +230,6 @@ def _place(
     return slot * slot_stride + head * head_stride + column * dim
 
 
-@kernel
-def _append(
-    k,
-    v,
-    keys,
-    values,
-    pages,
-    slots,
-    positions,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    slot_stride,
-    head_stride,
-    entries,
-    window,
-    dim: tl.constexpr,
-    width: tl.constexpr,
-    page: tl.constexpr,
-):
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    slot, column = tl.load(slots + row), tl.load(positions + row)
-    if window > 0:
-        column = column % window
-    d = tl.arange(0, width)
-    real = d < dim
-    to = d + _place(
-        pages, slot, column, slot >= 0, slot_stride, head_stride, entries, head, dim, page
-    )
-    stored = real & (slot >= 0)
-    tl.store(keys + to, tl.load(k + row * k_row + head * k_head + d, mask=real), mask=stored)
-    tl.store(values + to, tl.load(v + row * v_row + head * v_head + d, mask=real), mask=stored)
-
-
 @triton.jit
 def _range(slots, positions, row, window, block: tl.constexpr, most_splits: tl.constexpr, least):
     """The slot, the number of columns that a row sees, and how many of them a split has."""
@@ -293,6 +245,8 @@ def _range(slots, positions, row, window, block: tl.constexpr, most_splits: tl.c
 @kernel
 def _attend(
     q,
+    k,
+    v,
     keys,
     values,
     pages,
@@ -305,6 +259,10 @@ def _attend(
     cap,
     q_row,
     q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
     slot_stride,
     head_stride,
     entries,
@@ -329,6 +287,18 @@ def _attend(
     g, d = tl.arange(0, group), tl.arange(0, width)
     mine = head * repeats + g
     real_g, real_d = g < repeats, d < dim
+    added = tl.load(positions + row)
+    if window > 0:
+        added = added % window
+    if (begin <= added) & (added < end):  # no other program reads it
+        to = d + _place(
+            pages, slot, added, slot >= 0, slot_stride, head_stride, entries, head, dim, page
+        )
+        tl.store(keys + to, tl.load(k + row * k_row + head * k_head + d, mask=real_d), mask=real_d)
+        tl.store(
+            values + to, tl.load(v + row * v_row + head * v_head + d, mask=real_d), mask=real_d
+        )
+        tl.debug_barrier()  # all threads of the program read what some have stored
     to_out = out + (row * heads + mine[:, None]) * dim + d[None, :]
     real = real_g[:, None] & real_d[None, :]
     if begin < end:
