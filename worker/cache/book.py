@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from itertools import count
+from itertools import count, groupby
 
 from jobs.errors import JobError
 from jobs.sizes import counted, size_text, size_texts
@@ -72,9 +72,16 @@ class CacheBook:
 
     def take_changes(self) -> tuple[CacheChange, ...]:
         """The changes that the device has to make next."""
-        changes = tuple(self._changes)
+        changes: list[CacheChange] = []
+        for is_place, group in groupby(self._changes, lambda change: isinstance(change, Place)):
+            if is_place:  # one write to the table for all sequences that begin in a step
+                rows = [row for one in group if isinstance(one, Place) for row in one.rows]
+                pages = {(slot, number): page for slot, number, page in rows}
+                changes.append(Place(tuple((*key, page) for key, page in pages.items())))
+            else:
+                changes += group
         self._changes.clear()
-        return changes
+        return tuple(changes)
 
     @property
     def limit_bytes(self) -> int:
