@@ -26,6 +26,9 @@ LEAST = 256
 QUERIES = 64  # most of a program that computes chunks; a quarter in float32
 QUERY_BYTES = {96_000: 32_768, 0: 16_384}  # most bytes of them, likewise
 CHUNK_WARPS = 4
+# Of the loops over blocks. To look up a page takes as many as to read it: with three, only one
+# block is read ahead.
+STAGES, CHUNK_STAGES = 5, 3
 GROUP = 16  # query heads of a program: the fewest rows that a tensor core multiplies
 
 
@@ -87,6 +90,7 @@ def attend_decode(
             capped=cap is not None,
             whole=whole,
             page=0 if stored.pages is None else PAGE,
+            stages=STAGES,
         )
         if whole:
             return
@@ -184,6 +188,7 @@ def attend_chunks(
             has_sinks=sinks is not None,
             **sizes,
             warps=CHUNK_WARPS,
+            stages=CHUNK_STAGES,
         )
 
 

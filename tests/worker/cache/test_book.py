@@ -14,6 +14,7 @@ from tests.worker.engine.fakes import (
     make_caches,
 )
 from worker.cache.book import FIRST_COLUMNS, CacheBook
+from worker.cache.changes import Place
 from worker.cache.copies import Copy
 from worker.cache.pool import CachePool
 from worker.cache.prefix_store import Block, StateRef
@@ -191,6 +192,40 @@ def test_what_is_given_back_leaves_room_for_tokens_of_steps_that_followed() -> N
     assert book.extend([(slot, 700)])
     book.give_back(1)
     assert book._size.columns == 768 and book._size.pages == pages_for(700)
+
+
+def test_a_step_that_follows_gives_pages_to_the_slots_that_lack_one() -> None:
+    book, pool = make_caches(slots=3)
+    slots = acquired(book, 16, 20, 32)
+    assert book.extend([(slots[0], 17), (slots[1], 21), (slots[2], 33)])
+    rows = [
+        pool.table.pages(slot, 0, columns)
+        for slot, columns in zip(slots, (32, 32, 48), strict=True)
+    ]
+    assert [len(row) for row in rows] == [2, 2, 3]
+    assert len({page for row in rows for page in row}) == 7
+
+
+def test_the_pages_of_sequences_that_begin_together_are_one_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU, each change of the table takes as long as tens of decoded tokens."""
+    book, pool = make_caches(slots=4)
+    acquired(book, 16)  # allocates
+    monkeypatch.setattr(Applied, "emit", CacheBook.emit)
+    slot, other = acquired(book, 32, 16)
+    book.release(other)
+    assert book.acquire() == other and book.reserve(other, 48)
+    changes = book.take_changes()
+    assert [type(change) for change in changes] == [Place]
+    for change in changes:
+        pool.execute(change)
+    assert pool.table.pages(slot, 0, 32) == [1, 2]
+    assert pool.table.pages(other, 0, 48) == [3, 4, 5]
+    assert pool.table.tensor[other, :3].tolist() == [3, 4, 5]
+    (place,) = changes
+    assert isinstance(place, Place)
+    assert len({(slot, number) for slot, number, _ in place.rows}) == len(place.rows) == 5
 
 
 def test_a_page_that_moves_leaves_the_later_ones_of_its_slot() -> None:

@@ -25,16 +25,24 @@ WIDTHS = (128, 256)
 TENSORS = ("q", "k", "v", "keys", "values", "out", "sinks")
 
 
-def shared_memory(kernel: Any, capability: int, dtype: str, **constants: int) -> int:
+def shared_memory(kernel: Any, stages: int, capability: int, dtype: str, **constants: int) -> int:
     """Of the kernel for tensors of a dtype."""
     types = {"scale": "fp32", "cap": "fp32", "partial": "*fp32", "sums": "*fp32"}
     types |= dict.fromkeys(("slots", "positions", "pieces"), "*i64") | {"pages": "*i32"}
     types |= dict.fromkeys(TENSORS, f"*{dtype}") | dict.fromkeys(constants, "constexpr")
     function = kernel.function
     signature = {name: types.get(name, "i32") for name in function.arg_names}
-    source = ASTSource(function, signature, constants)
+    # Addresses and strides are multiples of 16, as they are at run time: loads are wider then, and
+    # begin ahead.
+    aligned = [["tt.divisibility", 16]]
+    attributes = {
+        (at,): aligned
+        for at, (name, kind) in enumerate(signature.items())
+        if kind.startswith("*") or name.endswith(("_row", "_head", "_stride"))
+    }
+    source = ASTSource(function, signature, constants, attributes)
     target = GPUTarget("cuda", capability, 32)
-    options = {"num_warps": attention.CHUNK_WARPS}
+    options = {"num_warps": attention.CHUNK_WARPS, "num_stages": stages}
     return int(triton.compile(source, target=target, options=options).metadata.shared)
 
 
@@ -48,11 +56,25 @@ def main() -> None:
             sizes["page"] = PAGE
             splits = {"most_splits": attention.SPLITS, "splits": 8, "least": attention.LEAST}
             groups = {"repeats": 4, "group": attention.GROUP, "whole": False}
-            used = shared_memory(attention._attend, capability, short, **sizes, **splits, **groups)
+            used = shared_memory(
+                attention._attend,
+                attention.STAGES,
+                capability,
+                short,
+                **sizes,
+                **splits,
+                **groups,
+            )
             print("decode", card.replace(" ", "-"), width, used, memory, flush=True)
             most = attention.tokens(width, dtype, memory)
             used = shared_memory(
-                attention._attend_pieces, capability, short, **sizes, most=most, has_sinks=False
+                attention._attend_pieces,
+                attention.CHUNK_STAGES,
+                capability,
+                short,
+                **sizes,
+                most=most,
+                has_sinks=False,
             )
             print("chunks", card.replace(" ", "-"), width, used, memory, flush=True)
 
