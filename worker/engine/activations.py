@@ -109,7 +109,7 @@ def measure_once(loaded: LoadedModel, spec: ModelSpec) -> None:
         logger.warning(text, info.name, shape.tokens)
         return
     if nbytes > 0:  # else the system does not say
-        shape.kept.get(shape.name, lambda: nbytes)
+        shape.kept.keep(shape.name, nbytes)
         logger.info(
             "%s: a step of %d tokens takes %s for activations, which its share counts from the "
             "next start on",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels import choices, library
+from worker.kernels.choices import Measurement
 from worker.kernels.library import TYPE_CODES
 
 # Limits of the sources.
@@ -103,11 +104,11 @@ def fastest_way() -> Way:
     )
 
 
-def _prefers_pairs_of_tokens() -> bool:
+def _prefers_pairs_of_tokens() -> Measurement:
     rows = torch.arange(MEASURED_TOKENS)
     positions = torch.full((MEASURED_TOKENS,), MEASURED_COLUMNS - 1)
     q, k, v, stored, out = _measured(MEASURED_TOKENS)
-    return choices.prefers_first(
+    return choices.compare(
         *(
             partial(attend_decode, q, k, v, stored, rows, positions, 1.0, None, None, out, pairs)
             for pairs in (True, False)
@@ -115,10 +116,10 @@ def _prefers_pairs_of_tokens() -> bool:
     )
 
 
-def _prefers_pairs_of_chunks() -> bool:
+def _prefers_pairs_of_chunks() -> Measurement:
     chunks = torch.tensor([[0, 0, MEASURED_COLUMNS, 0]])
     q, k, v, stored, out = _measured(MEASURED_COLUMNS)
-    return choices.prefers_first(
+    return choices.compare(
         *(
             partial(attend_chunks, q, k, v, stored, chunks, 1.0, None, None, out, pairs)
             for pairs in (True, False)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels import choices, library
+from worker.kernels.choices import Costs, Measurement, Times
 
 STEP = 32  # columns are a multiple of this
 UNIT = 32  # outputs of a unit of work: a matrix has at least as many
@@ -42,24 +43,26 @@ def fastest_way() -> Way:
     kept = choices.of(level, torch.get_num_threads())
     pairs = level == "amx" or bool(kept.get("products of pairs of bf16", _prefers_pairs))
     name = f"rows that are not packed, in {'pairs of bf16' if pairs else 'float32'}"
-    return Way(pairs, kept.get(name, lambda: _most_unpacked(pairs)))
+    return Way(pairs, max(kept.get(name, lambda: _most_unpacked(pairs)), LEAST_UNPACKED))
 
 
-def _most_unpacked(pairs: bool) -> int:
-    found = choices.crossing(MEASURED_ROWS, *_seconds([Way(pairs, UNLIMITED), Way(pairs, 0)]))
-    return max(found, LEAST_UNPACKED)
+def _most_unpacked(pairs: bool) -> Measurement:
+    rounds = _seconds([Way(pairs, UNLIMITED), Way(pairs, 0)])
+    return Measurement.of(rounds, partial(choices.crossing, MEASURED_ROWS))
 
 
-def _prefers_pairs() -> bool:
-    times = _seconds([Way(pairs, few) for pairs in (True, False) for few in (UNLIMITED, 0)])
-    unpacked_pairs, packed_pairs, unpacked_floats, packed_floats = times
-    pairs = map(min, unpacked_pairs, packed_pairs)
-    floats = map(min, unpacked_floats, packed_floats)
-    ratios: list[float] = [p / f for p, f in zip(pairs, floats, strict=True)]
-    return sum(ratios) <= len(ratios)
+def _prefers_pairs() -> Measurement:
+    def costs(times: Times) -> Costs:
+        unpacked_pairs, packed_pairs, unpacked_floats, packed_floats = times
+        pairs = [*map(min, unpacked_pairs, packed_pairs)]
+        floats = [*map(min, unpacked_floats, packed_floats)]
+        return choices.either([pairs, floats])
+
+    ways = [Way(pairs, few) for pairs in (True, False) for few in (UNLIMITED, 0)]
+    return Measurement.of(_seconds(ways), costs)
 
 
-def _seconds(ways: Sequence[Way]) -> list[list[float]]:
+def _seconds(ways: Sequence[Way]) -> list[Times]:
     weights = choices.weights()
     functions = [[partial(linear, weights=Matrices([w], way)) for w in weights] for way in ways]
     return choices.seconds(functions, MEASURED_ROWS)

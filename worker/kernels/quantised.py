@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels import choices, library, weight_memory
+from worker.kernels.choices import Measurement
 from worker.kernels.formats import FORMATS
 from worker.kernels.library import TYPE_CODES
 
@@ -65,7 +66,7 @@ def fastest_wide_rows() -> int:
     return max(LEAST_WIDE_ROWS, kept.get("rows that are rounded to int8", _most_rounded) + 1)
 
 
-def _most_rounded() -> int:
+def _most_rounded() -> Measurement:
     values = torch.ones(choices.SIDE, choices.SIDE // 32, 34, dtype=torch.uint8)  # any valid blocks
     packed = [
         pack("Q8_0", choices.SIDE, choices.SIDE, values.flatten(1)) for _ in choices.weights()
@@ -74,7 +75,8 @@ def _most_rounded() -> int:
         [partial(linear, weights=Matrices([[one]], wide)) for one in packed]
         for wide in (UNLIMITED, LEAST_WIDE_ROWS)
     ]
-    return choices.crossing(MEASURED_ROWS, *choices.seconds(functions, MEASURED_ROWS))
+    rounds = choices.seconds(functions, MEASURED_ROWS)
+    return Measurement.of(rounds, partial(choices.crossing, MEASURED_ROWS))
 
 
 class Matrices:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.kernels import choices, dense, library
+from worker.kernels.choices import Measurement
 from worker.layers.weights.dense import linear
 from worker.layers.weights.linear_weight import GroupedProduct
 
@@ -26,17 +27,18 @@ def most_rows() -> int:
     """Rows up to which the kernels multiply: where they are faster than torch on this machine, by
     measurement, and as many as have the bits that each has alone; 0: any number."""
     kept = choices.of(library.require().level.name, torch.get_num_threads())
-    faster = kept.get("rows that kernels multiply in bf16", _faster_rows)
-    return max(faster, dense.LEAST_UNPACKED) if faster else 0
+    way = dense.fastest_way()
+    faster = kept.get("rows that kernels multiply in bf16", lambda: _faster_rows(way))
+    return 0 if faster == MEASURED_ROWS[-1] else max(faster, dense.LEAST_UNPACKED)
 
 
-def _faster_rows() -> int:
-    """Rows up to which the kernels are faster, at least 1; 0: they always are."""
+def _faster_rows(way: dense.Way) -> Measurement:
+    """Rows up to which the kernels are faster."""
     weights = choices.weights()
-    kernels = [partial(dense.linear, weights=dense.Matrices([one])) for one in weights]
+    kernels = [partial(dense.linear, weights=dense.Matrices([one], way)) for one in weights]
     torch_ = [partial(linear, weight=one) for one in weights]
-    found = choices.crossing(MEASURED_ROWS, *choices.seconds([kernels, torch_], MEASURED_ROWS))
-    return 0 if found == MEASURED_ROWS[-1] else max(found, 1)
+    rounds = choices.seconds([kernels, torch_], MEASURED_ROWS)
+    return Measurement.of(rounds, partial(choices.crossing, MEASURED_ROWS))
 
 
 class Bf16Weight:
