@@ -104,11 +104,16 @@ def report(title: str, rows: list[dict[str, Any]], device: str, out: Path | None
     for row in rows:
         table.add_row(*(_shown(value) for value in row.values()))
     Console(width=120).print(table)
-    facts = environment(device)
-    print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    print(", ".join(f"{key} {value}" for key, value in environment(device).items()))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"title": title, "facts": facts, "rows": rows}, indent=1) + "\n")
+        write(title, rows, device, out)
+
+
+def write(title: str, rows: list[dict[str, Any]], device: str, out: Path) -> None:
+    """Write rows as a JSON file."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    content = {"title": title, "facts": environment(device), "rows": rows}
+    out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _shown(value: object) -> str:

@@ -72,15 +72,19 @@ def checkpoint(folder: Path, shape: str) -> Path:
     return path if path.exists() else random_checkpoint(path, family, fields)
 
 
-def peers_of(model: Model, names: Sequence[str]) -> dict[str, PeerProcess]:
+def peers_of(
+    model: Model, names: Sequence[str], limit: float | None = None
+) -> dict[str, PeerProcess]:
     """The peers of these names that run the model's format. They start when they are asked."""
     return {
-        name: process(PEERS[name], model) for name in names if model.format in PEERS[name].formats
+        name: process(PEERS[name], model, limit)
+        for name in names
+        if model.format in PEERS[name].formats
     }
 
 
-def process(peer: Peer, model: Model) -> PeerProcess:
-    return PeerProcess(peer.module, peer.reads(model), torch.get_num_threads())
+def process(peer: Peer, model: Model, limit: float | None = None) -> PeerProcess:
+    return PeerProcess(peer.module, peer.reads(model), torch.get_num_threads(), limit)
 
 
 def quantise(source: Path, kind: str, target: Path) -> Path:

@@ -8,32 +8,35 @@ The Qwen3-0.6B shape with random weights. The lengths are drawn from lognormal d
 those of public traces of chats are: prompts of 20 to 1,000 tokens (median 150), answers of 10 to
 400 (median 110), the same for all contestants. A closed loop: whenever an answer ends, the next
 request is submitted. Prompts have nothing in common. The time to the first token begins at submit.
-Each contestant runs alone in a process of its own, and is stopped before the next one starts; peak
-RSS has the pages of mapped files, and the KV cache that an engine reserves. No HTTP server is
-between the requests and any of the engines.
+Each contestant runs alone in a process of its own, for half an hour at most, and is stopped before
+the next one starts; peak RSS has the pages of mapped files, and the KV cache that an engine
+reserves. No HTTP server is between the requests and any of the engines.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 
+from bench.alone import LIMIT_SECONDS, Run, run_all
 from bench.cells import SMALLEST_VOCABULARY
-from bench.harness import MIB, report
+from bench.harness import MIB
 from bench.models import FORMATS, OURS, SHAPES, Model, checkpoint, peers_of, process
 from bench.peers.closed_loop import Request
-from bench.peers.process import PeerFailed, PeerProcess
+from bench.peers.process import PeerProcess
 from bench.serving import Served, percentile
 
 PROMPTS, ANSWERS = (150, 20, 1000), (110, 10, 400)  # median, shortest, longest
 SPREAD = 1.0  # standard deviation of the logarithm of a length
 SERVERS = ("OpenVINO", "llama.cpp server", "vLLM")
+FIGURES = ("answer tokens/s", "all tokens/s", "first token p50 s", "p95 s", "peak RSS MiB")
 
 
 def traffic(count: int, seed: int) -> list[Request]:
@@ -59,13 +62,14 @@ def figures(requests: list[Request], served: Served, peak_bytes: int) -> dict[st
     answers = sum(tokens for _, tokens in requests)
     prompts = sum(len(prompt) for prompt, _ in requests)
     first = served.first_token_seconds()
-    return {
-        "answer tokens/s": answers / served.seconds,
-        "all tokens/s": (answers + prompts) / served.seconds,
-        "first token p50 s": percentile(first, 0.5),
-        "p95 s": percentile(first, 0.95),
-        "peak RSS MiB": peak_bytes / MIB,
-    }
+    found = (
+        answers / served.seconds,
+        (answers + prompts) / served.seconds,
+        percentile(first, 0.5),
+        percentile(first, 0.95),
+        peak_bytes / MIB,
+    )
+    return dict(zip(FIGURES, found, strict=True))
 
 
 def measure(contestant: PeerProcess, count: int, at_once: int, seed: int) -> dict[str, Any]:
@@ -95,23 +99,22 @@ def main(
     out: Path | None,
 ) -> None:
     """Measure tokens per second and times to the first token under mixed traffic."""
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        source = checkpoint(folder or Path(temporary), "dense")
+
+    def runs(source: Path) -> Iterator[Run]:
         for name in formats or FORMATS:
             model = Model(source, name)
-            contestants = {"chatjobs": process(OURS, model), **peers_of(model, peers or SERVERS)}
+            others = peers_of(model, peers or SERVERS, LIMIT_SECONDS)
+            contestants = {"chatjobs": process(OURS, model, LIMIT_SECONDS), **others}
             for number in range(rounds):
                 for who, contestant in contestants.items():
-                    try:
-                        row = measure(contestant, count, at_once, seed=number)
-                    except PeerFailed as error:
-                        print(f"  {who} failed: {error}", file=sys.stderr)
-                        continue
-                    print(f"  round {number}: {name}: {who}: {row}", file=sys.stderr)
-                    rows.append({"format": name, "contestant": who, "round": number, **row})
+                    names = {"format": name, "contestant": who, "round": number}
+                    yield Run(names, partial(measure, contestant, count, at_once, number))
+
     shape = f"{SHAPES['dense'][2]}, {torch.get_num_threads()} threads"
-    report(f"{count} requests, {at_once} at any time, {shape}", rows, "cpu", out)
+    title = f"{count} requests, {at_once} at any time, {shape}"
+    with tempfile.TemporaryDirectory() as temporary:
+        source = checkpoint(folder or Path(temporary), "dense")
+        run_all(title, runs(source), FIGURES, out)
 
 
 if __name__ == "__main__":

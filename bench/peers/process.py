@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 from types import TracebackType
 from typing import IO, Any, Self
 
@@ -20,24 +23,28 @@ from bench.serving import Served
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = Path(".bench-peers")  # made by `make bench-peers`
 PYTHON = ENVIRONMENT / "bin" / "python"
+STOP_SECONDS = 30  # until one that does not end is killed
 OTHERS = {"chatjobs_peer": Path(sys.executable), "vllm_peer": ENVIRONMENT / "vllm/bin/python"}
 
 
 class PeerFailed(Exception):
-    """A peer ended instead of answering: what it was asked, it can't do on this machine."""
+    """A peer ended instead of answering, or was ended at its limit: what it was asked, it can't do
+    on this machine."""
 
 
 class PeerProcess:
     """Runs the module `name` of this package with a model; a context manager. protocol.py has the
-    questions. The process is started when it is first asked, and again after it failed."""
+    questions. The process is started when it is first asked, and again after it failed. `limit`:
+    seconds after its start at which it is killed."""
 
-    def __init__(self, name: str, model: Path, threads: int) -> None:
+    def __init__(self, name: str, model: Path, threads: int, limit: float | None = None) -> None:
         python = OTHERS.get(name, PYTHON)
         if not (ROOT / python).exists():
             raise click.ClickException(f"{python} is missing: run `make bench-peers` first")
         arguments = ["-m", f"bench.peers.{name}", str(model.absolute()), str(threads)]
         self._command = [str(ROOT / python), *arguments]
         self._threads = str(threads)
+        self._limit, self._is_late, self._timer = limit, False, Timer(0, lambda: None)
         self._process: subprocess.Popen[str] | None = None
         self._errors: IO[str] | None = None
 
@@ -80,18 +87,34 @@ class PeerProcess:
                 text=True,
                 cwd=ROOT,
                 env={**os.environ, **dict.fromkeys(variables, self._threads)},
+                process_group=0,  # with its children, which may keep its pipes open
             )
+            self._watch(self._process)
             self._read(self._process)  # "ready"
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, as `_read` sees
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
         return self._read(self._process)
+
+    def _watch(self, process: subprocess.Popen[str]) -> None:
+        self._is_late = False
+        if self._limit is not None:
+            self._timer = Timer(self._limit, self._end_late, [process])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _end_late(self, process: subprocess.Popen[str]) -> None:
+        self._is_late = True
+        _kill(process)
 
     def _read(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         assert process.stdout is not None
         line = process.stdout.readline()
-        if not line:
+        if not line.endswith("\n"):
             status = self._stop()
+            if self._is_late:
+                raise PeerFailed(f"did not end in {self._limit:g} s")
             raise PeerFailed(f"{self._last_words() or 'no output'} (exit status {status})")
         reply: dict[str, Any] = json.loads(line)
         return reply
@@ -107,9 +130,14 @@ class PeerProcess:
     def _stop(self) -> int | None:
         if self._process is None:
             return None
-        with self._process as process:
+        self._timer.cancel()
+        process, self._process = self._process, None
+        with suppress(BrokenPipeError), process:
             process.terminate()
-        self._process = None
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                _kill(process)
         return process.returncode
 
     def __enter__(self) -> Self:
@@ -126,11 +154,17 @@ class PeerProcess:
             self._errors.close()
 
 
+def _kill(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def export_openvino(source: Path, weight_format: str, target: Path) -> Path:
     """A model folder in OpenVINO's format: fp16, int8 or int4 weights, by optimum-intel. An
     earlier export is used again."""
     if (target / "openvino_model.bin").exists():
         return target
+    print(f"  exporting {target} for OpenVINO", file=sys.stderr)
     command = [str(ROOT / ENVIRONMENT / "bin" / "optimum-cli"), "export", "openvino"]
     options = ["--task", "text-generation-with-past", "--weight-format", weight_format]
     done = subprocess.run(
