@@ -3,11 +3,13 @@
     python -m bench.gpu [--seconds 240] [--shape 0.6B] [--format bf16] [--batches 1,16]
                         [--out gpu.json]
 
-Qwen3-0.6B and Qwen3-8B shapes with random weights that are made on the device, in bf16 and Q4_K.
+Qwen3-0.6B and Qwen3-8B shapes with random weights that are made on the device, in bf16 and Q4_K;
+with `--shape 30B-A3B` that of Qwen3-30B-A3B, whose bf16 takes 61 GB.
 Decode-only tokens per second: prompts of 64 tokens, the time of 32 steps after the second token; of
 transformers the time of 34 new tokens less the time of two.
 Prefill: seconds of one new token after 2,000. The floor of a step is the time to read the weights
-and the keys and values of each sequence once, at the speed of a large copy. transformers: SDPA, a
+and the keys and values of each sequence once, at the speed of a large copy; of a mixture, the
+experts that the batch chooses in the mean (`bench.gpu_models.Read`). transformers: SDPA, a
 static cache, not compiled unless `--compiled`. Traffic is nano-vllm's: 256 requests of 100 to 1,024
 random tokens with as many new ones, temperature 0.6, in two turns of which the first one makes the
 graphs; transformers serves that of the first turn by continuous batching. Process settings are
@@ -34,6 +36,7 @@ from gguf import GGMLQuantizationType as Type
 
 from bench.contestants import DECODED, Generate, ours, random_prompts
 from bench.gpu_models import (
+    Read,
     cache_bytes,
     copy_bandwidth,
     our_engine,
@@ -41,7 +44,7 @@ from bench.gpu_models import (
 )
 from bench.gpu_traffic import Traffic, serve, serve_by_transformers, start, stop
 from bench.harness import environment, median, report, seconds
-from bench.shapes import QWEN3_06B, QWEN3_8B
+from bench.shapes import QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B
 from jobs.api.sampling import Sampling
 from worker import Engine
 from worker.device import choose_device
@@ -51,11 +54,12 @@ PROMPT, LONG_PROMPT = 64, 2000
 SMALLEST_VOCABULARY = 1000
 FIRST_TOKEN = f"first token of {LONG_PROMPT}, seconds"
 TINY = {
-    **QWEN3_06B,
     **{"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 2048},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
 }
-SHAPES = {"0.6B": QWEN3_06B, "8B": QWEN3_8B}
+TINY_EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+SHAPES = {"0.6B": QWEN3_06B, "8B": QWEN3_8B, "30B-A3B": QWEN3_30B_A3B}
+MEASURED = ("0.6B", "8B")  # unless shapes are given
 FORMATS: dict[str, Type | None] = {"bf16": None, "Q4_K": Type.Q4_K}
 PROFILED_STEPS, KERNELS = 8, 18
 TRAFFIC = "traffic"
@@ -78,7 +82,7 @@ class Clock:
 @click.option("--device", default="auto", show_default=True)
 @click.option("--seconds", "limit", default=240.0, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
-@click.option("--shape", "shapes", multiple=True, type=click.Choice(list(SHAPES)))
+@click.option("--shape", "shapes", multiple=True, default=MEASURED, type=click.Choice(list(SHAPES)))
 @click.option("--format", "formats", multiple=True, type=click.Choice(list(FORMATS)))
 @click.option("--batches", default="1,16,64,256", show_default=True)
 @click.option("--alone", is_flag=True, help="Without transformers.")
@@ -111,8 +115,8 @@ def main(
     print(f"copy: {bandwidth / 1e9:,.0f} GB/s read and written", flush=True)
     rows: list[dict[str, Any]] = []
     profiles: dict[str, Any] = {}
-    for shape in shapes or tuple(SHAPES):
-        fields = TINY if tiny else SHAPES[shape]
+    for shape in shapes:
+        fields = _tiny(SHAPES[shape]) if tiny else SHAPES[shape]
         for name in formats or tuple(FORMATS):
             if clock.left <= 0:
                 break
@@ -161,6 +165,10 @@ def main(
         )
 
 
+def _tiny(fields: dict[str, Any]) -> dict[str, Any]:
+    return {**fields, **TINY, **(TINY_EXPERTS if "num_experts" in fields else {})}
+
+
 def _free() -> None:
     gc.collect()
     if torch.cuda.is_available():
@@ -188,7 +196,7 @@ class Cells:
     def __init__(
         self,
         engine: Engine,
-        read: int,
+        read: Read,
         position_bytes: int,
         bandwidth: float,
         rounds: int,
@@ -204,7 +212,7 @@ class Cells:
             rate = self._median(partial(_our_decode, self._engine, prompts))
             if rate is None:
                 return
-            read = self._read + batch * (PROMPT + DECODED // 2) * self._position_bytes
+            read = self._read.step(batch) + batch * (PROMPT + DECODED // 2) * self._position_bytes
             floor = batch * self._bandwidth / read
             yield _row(_decode_cell(batch), rate, floor)
         prompts = random_prompts(1, LONG_PROMPT, SMALLEST_VOCABULARY)
@@ -244,7 +252,7 @@ class Cells:
     def traffic(self, turn: str, traffic: Traffic, limit: float) -> dict[str, Any]:
         """nano-vllm's requests, all at once, ended after `limit` seconds."""
         made, steps, taken = serve(self._engine, traffic, limit)
-        read = steps * self._read + traffic.positions * self._position_bytes
+        read = steps * self._read.always + traffic.positions * self._position_bytes
         wanted = sum(traffic.lengths)
         floor = wanted / (read / self._bandwidth)
         print(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,26 +23,51 @@ from worker.models.config_fields import Fields
 from worker.models.model import Model, Placement
 from worker.models.registry import FAMILIES
 
-FAMILY = "qwen3"
-SCALES = (0, 2)  # where a block of Q4_K has its scale and its minimum, in fp16
 DEVIATION = 0.02  # of the weights
+# Where a block of Q4_K has its scale and its minimum, in fp16, and their ratio for weights whose
+# mean is 0. With another mean, all tokens of a mixture would choose the same experts.
+SCALES = {0: 1.0, 2: 7.5}
+
+
+@dataclass(frozen=True)
+class Read:
+    """The bytes of the weights that steps read. With E experts, of which a token chooses k, each
+    with the same probability, a step of n tokens reads E · (1 - (1 - k / E)^n) of them in the mean.
+    """
+
+    always: int
+    experts: int = 0  # bytes of all experts
+    count: int = 1  # in a layer
+    chosen: int = 1
+
+    def step(self, tokens: int) -> float:
+        return self.always + self.experts * (1 - (1 - self.chosen / self.count) ** tokens)
+
+
+def family(shape: dict[str, Any]) -> str:
+    return "qwen3_moe" if "num_experts" in shape else "qwen3"
 
 
 def our_model(
     shape: dict[str, Any], kind: Type | None, device: torch.device
-) -> tuple[Model, int, int]:
-    """A model in bf16, or with its matrices in blocks of `kind`, its parameters, and the bytes of
-    the weights that each step reads."""
+) -> tuple[Model, int, Read]:
+    """A model in bf16, or with its matrices in blocks of `kind`, its parameters, and the bytes that
+    steps read. Routers are plain, as in files."""
     place = Placement(torch.bfloat16, device)
     tied = shape["tie_word_embeddings"]
-    model = FAMILIES[FAMILY](Fields(shape, "bench"), tied, place)
+    model = FAMILIES[family(shape)](Fields(shape, "bench"), tied, place)
     generator = torch.Generator(device).manual_seed(0)
-    parameters = read = 0
+    parameters = always = experts = 0
     for name, slot in model.weight_map().items():
-        values, nbytes = _fill(slot, kind, device, generator)
+        plain = kind is None or name.endswith(".mlp.gate.weight")
+        values, nbytes = _fill(slot, None if plain else kind, device, generator)
         parameters += values
-        read += nbytes if tied or name != "model.embed_tokens.weight" else 0
-    return model, parameters, read
+        if ".experts." in name:
+            experts += nbytes
+        elif tied or name != "model.embed_tokens.weight":
+            always += nbytes
+    count, chosen = shape.get("num_experts", 1), shape.get("num_experts_per_tok", 1)
+    return model, parameters, Read(always, experts, count, chosen)
 
 
 def _fill(
@@ -61,8 +86,8 @@ def _fill(
     per_block, size = GGML_QUANT_SIZES[kind]
     shape = (slot.shape[0], slot.shape[1] // per_block, size)
     blocks = torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
-    scale = torch.full(shape[:2], DEVIATION / 256, dtype=torch.float16, device=device)
-    for at in SCALES:
+    for at, ratio in SCALES.items():
+        scale = torch.full(shape[:2], ratio * DEVIATION / 256, dtype=torch.float16, device=device)
         blocks[..., at : at + 2] = scale[..., None].view(torch.uint8)
     slot.fill(QuantisedTensor(kind, slot.shape, blocks.flatten(1)))
     return values, blocks.nbytes
@@ -70,12 +95,13 @@ def _fill(
 
 def our_engine(
     shape: dict[str, Any], kind: Type | None, device: torch.device, max_batch: int
-) -> tuple[Engine, int]:
-    """An engine with the demo's tokenizer, and the bytes of the weights that a step reads."""
+) -> tuple[Engine, Read]:
+    """An engine with the demo's tokenizer, and the bytes of the weights that steps read."""
     place = Device(device)
     demo = load(ModelSpec(reference="demo", dtype="bf16"), place)
     model, parameters, read = our_model(shape, kind, device)
-    info = replace(demo.info, parameters=parameters, weight_bytes=read, family=FAMILY)
+    nbytes = read.always + read.experts
+    info = replace(demo.info, parameters=parameters, weight_bytes=nbytes, family=family(shape))
     core = EngineCore(
         replace(demo, model=model, info=info),
         slots=Slots(max_batch),
@@ -91,7 +117,7 @@ def their_model(shape: dict[str, Any], device: torch.device) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     fields = {**shape, "dtype": "bfloat16"}
-    config = AutoConfig.for_model(FAMILY, **fields)
+    config = AutoConfig.for_model(family(shape), **fields)
     auto: Any = AutoModelForCausalLM
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)

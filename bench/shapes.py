@@ -31,6 +31,13 @@ QWEN3_8B: dict[str, Any] = {
     **{"num_attention_heads": 32, "tie_word_embeddings": False},
 }
 
+QWEN3_30B_A3B: dict[str, Any] = {
+    **QWEN3_8B,
+    **{"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48},
+    **{"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8},
+    **{"moe_intermediate_size": 768, "norm_topk_prob": True},
+}
+
 # Layers as those of Qwen3-30B-A3B, half as wide, and eight of them: 2.5 billion parameters, 0.2 of
 # them used by a token.
 QWEN3_MOE: dict[str, Any] = {

@@ -7,7 +7,7 @@ bits of all values, their high bits, and the scales. Fields of a block are named
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,11 @@ from torch import Tensor
 
 STEP = 256  # values of a row that lie together
 PARTS = 8  # of a step, of 32 values
+WORDS = 4  # of 32 bits, of the scales of a step
+TILE = 64  # rows that a program multiplies
 PACKED_VALUES = 1 << 24  # of a matrix that are packed at a time
+MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values of e2m1
+HIGH = {5: torch.uint8, 6: torch.int16}  # the type of `Planes.high`, by the bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,11 @@ class Format:
     part: int = 32
     supers: bool = False
     minima: bool = False
+
+    @property
+    def numbers(self) -> int:
+        """Numbers per block that multiply its scales and minima."""
+        return self.supers * (1 + self.minima)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -51,54 +60,83 @@ class Planes:
     high: Tensor
     scales: Tensor
     supers: Tensor
-    arrived: Tensor  # int32, zeros: programs that have left a sum, by tile
+    arrived: Tensor  # int32, zeros: programs that have left a sum, by tile of rows
 
     @property
     def steps(self) -> int:
         return -(-self.columns // STEP)
 
+    def fill(self, first: int, blocks: Tensor) -> None:
+        """Store rows from `first` on: uint8 [rows, bytes per row], on the device."""
+        step = max(1, PACKED_VALUES // self.columns)
+        for start in range(0, len(blocks), step):
+            some = blocks[start : start + step].contiguous()
+            rows = slice(first + start, first + start + len(some))
+            low, high, scales, supers = _planes(self.format, some, self.columns)
+            self.low[rows], self.scales[:, rows] = low, scales
+            if high is not None:
+                self.high[rows] = high
+            if supers is not None:
+                self.supers[:, rows] = supers
+
+
+def empty(name: str, rows: int, columns: int, device: torch.device) -> Planes:
+    """A matrix of the type `name`, without values."""
+    form, steps = FORMATS[name], -(-columns // STEP)
+
+    def plane(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    part, width = STEP // PARTS, form.numbers
+    low = (torch.int8, STEP) if form.bits == 8 else (torch.int32, part)
+    return Planes(
+        form,
+        rows,
+        columns,
+        low=plane(low[0], rows, steps, low[1]),
+        high=plane(HIGH.get(form.bits, torch.uint8), rows, steps, part * (form.bits in HIGH)),
+        scales=plane(torch.int32, steps, rows, WORDS),
+        supers=plane(torch.float16, steps, rows, width),
+        arrived=torch.zeros(-(-rows // TILE), dtype=torch.int32, device=device),
+    )
+
 
 def pack(name: str, blocks: Tensor) -> Planes:
     """blocks uint8 [rows, bytes per row] of the type `name`, on any device."""
     form, rows = FORMATS[name], len(blocks)
-    columns = blocks.shape[1] // form.size * form.values
-    pieces = list(zip(*_pieces(form, blocks, columns), strict=True))
-    low, high = (torch.cat(piece) for piece in pieces[:2])
-    scales, supers = (torch.cat(piece, dim=1) for piece in pieces[2:])
-    arrived = torch.zeros(rows, dtype=torch.int32, device=blocks.device)
-    return Planes(form, rows, columns, low, high, scales, supers, arrived)
+    planes = empty(name, rows, blocks.shape[1] // form.size * form.values, blocks.device)
+    planes.fill(0, blocks)
+    return planes
 
 
-def _pieces(form: Format, blocks: Tensor, columns: int) -> Iterator[tuple[Tensor, ...]]:
-    """`low`, `high`, `scales` and `supers` of some rows at a time."""
-    step = max(1, PACKED_VALUES // columns)
-    for start in range(0, len(blocks), step):
-        yield _planes(form, blocks[start : start + step].contiguous(), columns)
+def bytes_of(name: str, rows: int, columns: int) -> int:
+    """Memory of the planes of a matrix, but for the counters."""
+    form, steps = FORMATS[name], -(-columns // STEP)
+    return rows * steps * (form.bits * STEP // 8 + 4 * WORDS + 2 * form.numbers)
 
 
-def _planes(form: Format, blocks: Tensor, columns: int) -> tuple[Tensor, ...]:
+def _planes(
+    form: Format, blocks: Tensor, columns: int
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """`low`, `high`, `scales` and `supers` of some rows, as far as the format has them."""
     rows, per_row = len(blocks), columns // form.values
     q, scales, supers = form.decode(blocks.view(-1, form.size))
     q = _filled(q.reshape(rows, columns), STEP).view(rows, -1, PARTS, STEP // PARTS)
     scales = _filled(scales.reshape(rows, -1), STEP // form.part * (2 if form.minima else 1))
     steps = q.shape[1]
-    words = scales.reshape(rows, steps, -1).view(torch.int32).transpose(0, 1).contiguous()
-    if supers is None:
-        supers = blocks.new_empty(0, rows, 0, dtype=torch.float16)
-    else:
-        supers = supers.reshape(rows, per_row, -1).transpose(0, 1).contiguous()
+    words = scales.reshape(rows, steps, -1).view(torch.int32).transpose(0, 1)
+    if supers is not None:
+        supers = supers.reshape(rows, per_row, -1).transpose(0, 1)
     if form.bits == 8:
-        return q.reshape(rows, steps, STEP).view(torch.int8), q.new_empty(rows, 0), words, supers
+        return q.reshape(rows, steps, STEP).view(torch.int8), None, words, supers
     low, high = q & 15, q >> 4
     packed = [low[:, :, 2 * at] | low[:, :, 2 * at + 1] << 4 for at in range(4)]
     wide = torch.stack(packed, dim=-1).view(torch.int32).squeeze(-1)
-    return wide, _high(form.bits, high), words, supers
+    return wide, _high(form.bits, high) if form.bits in HIGH else None, words, supers
 
 
 def _high(bits: int, high: Tensor) -> Tensor:
     """[rows, steps, 8, 32] → [rows, steps, 32], the bits of the parts in ascending places."""
-    if bits == 4:
-        return high.new_empty(len(high), 0)
     width = bits - 4
     shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=high.device)[:, None]
     # Each byte has the bits of `8 // width` parts, which don't overlap.
@@ -151,12 +189,21 @@ def _q6_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, scales.flatten(1), _half(blocks, 208)
 
 
+def _mxfp4(blocks: Tensor) -> tuple[Tensor, Tensor, None]:
+    """Twice the values, and half the scales, which are exact in fp16 from 2^-24 to 2^15."""
+    doubled = [16 + sign * value for sign in (1, -1) for value in MXFP4]
+    q = torch.tensor(doubled, dtype=torch.uint8, device=blocks.device)
+    exponents = (blocks[:, :1].int() - 1).clamp(min=0)  # of 2^(e - 128)
+    return q[_nibbles(blocks[:, 1:]).int()], (exponents << 23).view(torch.float32).half(), None
+
+
 FORMATS = {
     "Q4_0": Format(4, 32, 18, _q4_0, offset=8),
     "Q5_0": Format(5, 32, 22, _q5_0, offset=16),
     "Q8_0": Format(8, 32, 34, _q8_0),
     "Q4_K": Format(4, 256, 144, _q4_k, supers=True, minima=True),
     "Q5_K": Format(5, 256, 176, _q5_k, supers=True, minima=True),
+    "MXFP4": Format(5, 32, 17, _mxfp4, offset=16),
     "Q6_K": Format(6, 256, 210, _q6_k, offset=32, part=16, supers=True),
 }
 

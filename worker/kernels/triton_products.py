@@ -11,16 +11,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.planes import FORMATS, STEP, Planes, pack
+from worker.kernels.planes import FORMATS, STEP, TILE, Planes, empty, pack
 from worker.kernels.triton_launch import kernel, kernel_for_any
 
-__all__ = ["FORMATS", "dequantise", "multiplies", "pack", "product"]
+__all__ = [
+    "FORMATS",
+    "dequantise",
+    "empty",
+    "grouped_product",
+    "multiplies",
+    "multiplies_grouped",
+    "pack",
+    "product",
+]
 
 # Of x in `product`. With more, what a program reads ahead is more than the shared memory of some
 # cards. Tensor cores don't multiply float32, and products of it would take a minute to compile.
 MAX_ROWS = 32
 LEAST_ROWS = 8  # that a tensor core multiplies
-TILE = 64  # outputs of a program of four warps
 PROGRAMS = 512  # of a product, if the columns suffice
 # A small integer q, or'ed to the bits of these numbers, gives 128 + q in bf16 and 1024 + q in fp16.
 MAGIC = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400}
@@ -79,9 +87,68 @@ def product(x: Tensor, planes: Planes, y: Tensor) -> None:
         )
 
 
-def dequantise(planes: Planes, first: int, last: int, dtype: torch.dtype) -> Tensor:
-    """Rows first to last [rows, columns], computed in float32 and rounded to `dtype`."""
-    form, rows = planes.format, last - first
+def multiplies_grouped(x: Tensor, matrices: int) -> bool:
+    """True if `grouped_product` multiplies these rows. With more, most matrices would be read for
+    several chunks of rows."""
+    return 2 * len(x) <= MAX_ROWS * matrices and x.dtype in MAGIC
+
+
+def grouped_product(x: Tensor, counts: Tensor, planes: Planes, y: Tensor) -> None:
+    """As `product`, of each row with its own matrix. The rows of `planes` are those of several
+    matrices in turn. x [rows, columns], the rows of each matrix together, in their order, as
+    `multiplies_grouped` has checked; counts [matrices], the rows of each; y [rows, outputs].
+
+    No number is read back: the grid has as many chunks of rows as there are at most, and a program
+    finds its matrix by the counts. A row has the same bits in all products with equal
+    `_chunk`s."""
+    form, (rows, columns), matrices = planes.format, x.shape, len(counts)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    outputs, most_rows = planes.rows // matrices, _chunk(rows, matrices)
+    # Each matrix with rows has one chunk at least, which may have a single row.
+    chunks = (rows + min(rows, matrices) * (most_rows - 1)) // most_rows
+    with torch.cuda.device_of(x):
+        _grouped_product(
+            (triton.cdiv(outputs, TILE), chunks),
+            x,
+            counts,
+            planes.low,
+            planes.high,
+            planes.scales,
+            planes.scales.view(torch.float16),
+            planes.supers,
+            y,
+            matrices,
+            outputs,
+            columns,
+            planes.steps,
+            x.stride(0),
+            y.stride(0),
+            magic=MAGIC[x.dtype],
+            bits=form.bits,
+            part=form.part,
+            offset=form.offset,
+            minima=form.minima,
+            supers_=form.supers,
+            even=columns % STEP == 0,
+            width=triton.next_power_of_2(matrices),
+            most_rows=most_rows,
+            tile=TILE,
+        )
+
+
+def _chunk(rows: int, matrices: int) -> int:
+    """Rows that a program multiplies: twice the mean of a matrix, so that few have two chunks."""
+    mean = triton.cdiv(2 * rows, matrices)
+    return int(min(MAX_ROWS, max(LEAST_ROWS, triton.next_power_of_2(mean))))
+
+
+def dequantise(
+    planes: Planes, first: int, last: int, dtype: torch.dtype, matrices: int = 1
+) -> Tensor:
+    """Rows first to last [rows, columns], computed in float32 and rounded to `dtype`; those of each
+    of several matrices, if the rows of `planes` are theirs in turn."""
+    form, piece = planes.format, last - first
+    rows = matrices * piece
     output = torch.empty(rows, planes.columns, dtype=dtype, device=planes.low.device)
     with torch.cuda.device_of(output):
         _dequantise(
@@ -94,6 +161,8 @@ def dequantise(planes: Planes, first: int, last: int, dtype: torch.dtype) -> Ten
             output,
             first,
             rows,
+            piece,
+            planes.rows // matrices,
             planes.rows,
             planes.columns,
             planes.steps,
@@ -136,18 +205,163 @@ def _product(
     most_rows: tl.constexpr,
     tile: tl.constexpr,
 ):
-    dtype: tl.constexpr = x.dtype.element_ty
-    bias: tl.constexpr = 128 if dtype == tl.bfloat16 else 1024
     n = tl.program_id(0) * tile + tl.arange(0, tile)
     m = tl.arange(0, most_rows)
+    begin = tl.program_id(1) * each
+    total = _sums(
+        x,
+        m * x_stride,
+        m < rows,
+        low,
+        high,
+        scales,
+        halves,
+        supers,
+        n,
+        n < outputs,
+        outputs,
+        columns,
+        steps,
+        begin,
+        tl.minimum(begin + each, steps),
+        magic,
+        bits,
+        part,
+        offset,
+        minima,
+        supers_,
+        even,
+        most_rows,
+        tile,
+    )
+    n = n[:, None]
+    m = m[None, :]
+    inside = (m < rows) & (n < outputs)
+    to = y + m * y_stride + n
+    if split:
+        own = partial + (tl.program_id(1) * rows + m) * outputs + n
+        tl.store(own, total, mask=inside)
+        tl.debug_barrier()
+        tile_number = tl.program_id(0)
+        before = tl.atomic_add(arrived + tile_number, 1, sem="acq_rel")
+        if before == tl.num_programs(1) - 1:
+            total = tl.zeros((tile, most_rows), tl.float32)
+            for number in range(tl.num_programs(1)):
+                others = partial + (number * rows + m) * outputs + n
+                total += tl.load(others, mask=inside, other=0.0, cache_modifier=".cg")
+            tl.store(to, total.to(y.dtype.element_ty), mask=inside)
+            tl.store(arrived + tile_number, 0)
+    else:
+        tl.store(to, total.to(y.dtype.element_ty), mask=inside)
+
+
+@kernel_for_any("outputs", "columns", "steps", "y_stride")
+def _grouped_product(
+    x,
+    counts,
+    low,
+    high,
+    scales,
+    halves,
+    supers,
+    y,
+    matrices,
+    outputs,
+    columns,
+    steps,
+    x_stride,
+    y_stride,
+    magic: tl.constexpr,
+    bits: tl.constexpr,
+    part: tl.constexpr,
+    offset: tl.constexpr,
+    minima: tl.constexpr,
+    supers_: tl.constexpr,
+    even: tl.constexpr,
+    width: tl.constexpr,
+    most_rows: tl.constexpr,
+    tile: tl.constexpr,
+):
+    each = tl.arange(0, width)
+    own = tl.load(counts + each, mask=each < matrices, other=0).to(tl.int32)
+    chunks = (own + (most_rows - 1)) // most_rows
+    chunk = tl.program_id(1)
+    matrix = tl.sum((tl.cumsum(chunks, 0) <= chunk).to(tl.int32), 0)
+    if matrix < matrices:  # else there are fewer chunks
+        before = each < matrix
+        within = (chunk - tl.sum(tl.where(before, chunks, 0), 0)) * most_rows
+        first = tl.sum(tl.where(before, own, 0), 0) + within
+        rows = tl.sum(tl.where(each == matrix, own, 0), 0) - within
+        m = tl.arange(0, most_rows)
+        n = tl.program_id(0) * tile + tl.arange(0, tile)
+        total = _sums(
+            x,
+            (first + m) * x_stride,
+            m < rows,
+            low,
+            high,
+            scales,
+            halves,
+            supers,
+            matrix * outputs + n,
+            n < outputs,
+            matrices * outputs,
+            columns,
+            steps,
+            0,
+            steps,
+            magic,
+            bits,
+            part,
+            offset,
+            minima,
+            supers_,
+            even,
+            most_rows,
+            tile,
+        )
+        inside = (m < rows)[None, :] & (n < outputs)[:, None]
+        to = y + (first + m)[None, :] * y_stride + n[:, None]
+        tl.store(to, total.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sums(
+    x,
+    at_rows,
+    real_rows,
+    low,
+    high,
+    scales,
+    halves,
+    supers,
+    n,
+    real,
+    outputs,
+    columns,
+    steps,
+    begin,
+    end,
+    magic: tl.constexpr,
+    bits: tl.constexpr,
+    part: tl.constexpr,
+    offset: tl.constexpr,
+    minima: tl.constexpr,
+    supers_: tl.constexpr,
+    even: tl.constexpr,
+    most_rows: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """The products of rows n of the planes, which have `outputs` rows, with rows of x that begin at
+    `at_rows`, added over the steps from begin to end: [tile, most_rows]."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    bias: tl.constexpr = 128 if dtype == tl.bfloat16 else 1024
     i = tl.arange(0, part)
-    real = n < outputs
-    real_rows = (m < rows)[None, :]
-    inputs = x + m[None, :] * x_stride + i[:, None]
+    inputs = x + at_rows[None, :] + i[:, None]
+    real_rows = real_rows[None, :]
     ones = tl.full((tile, part), 1.0, dtype)
     total = tl.zeros((tile, most_rows), tl.float32)
-    begin = tl.program_id(1) * each
-    for step in range(begin, tl.minimum(begin + each, steps)):
+    for step in range(begin, end):
         scaled = tl.zeros((tile, most_rows), tl.float32)
         least = tl.zeros((tile, most_rows), tl.float32)
         at = step * outputs + n
@@ -200,25 +414,7 @@ def _product(
             total += scaled * d[:, None]
         else:
             total += scaled
-    n = n[:, None]
-    m = m[None, :]
-    inside = (m < rows) & (n < outputs)
-    to = y + m * y_stride + n
-    if split:
-        own = partial + (tl.program_id(1) * rows + m) * outputs + n
-        tl.store(own, total, mask=inside)
-        tl.debug_barrier()
-        tile_number = tl.program_id(0)
-        before = tl.atomic_add(arrived + tile_number, 1, sem="acq_rel")
-        if before == tl.num_programs(1) - 1:
-            total = tl.zeros((tile, most_rows), tl.float32)
-            for number in range(tl.num_programs(1)):
-                others = partial + (number * rows + m) * outputs + n
-                total += tl.load(others, mask=inside, other=0.0, cache_modifier=".cg")
-            tl.store(to, total.to(y.dtype.element_ty), mask=inside)
-            tl.store(arrived + tile_number, 0)
-    else:
-        tl.store(to, total.to(y.dtype.element_ty), mask=inside)
+    return total
 
 
 @triton.jit
@@ -251,6 +447,8 @@ def _dequantise(
     output,
     first,
     rows,
+    piece,
+    apart,
     outputs,
     columns,
     steps,
@@ -265,7 +463,7 @@ def _dequantise(
     step = tl.program_id(1)
     i = tl.arange(0, 32)
     real = row < rows
-    n = first + row
+    n = first + row // piece * apart + row % piece
     at = step * outputs + n
     words = (n[:, None].to(tl.int64) * steps + step) * 32 + i[None, :]
     to = output + row[:, None].to(tl.int64) * columns + step * 256 + i[None, :]

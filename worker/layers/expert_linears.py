@@ -1,7 +1,8 @@
 """Storage of the projections of a mixture's experts: the interface, and two layouts.
 
 A layout holds one projection of all experts of a layer, or several that are merged (gate, up). On
-the CPU each expert has a linear of its own; on CUDA one grouped product runs them all.
+the CPU each expert has a linear of its own; on accelerators the weights of all experts are stacked,
+and one product runs them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from worker.kernels import mixture
 from worker.layers.linear import Linear, LinearFactory
@@ -21,7 +21,9 @@ from worker.layers.transfer import is_accelerator, read_back
 from worker.layers.weights.bf16 import Bf16Weight
 from worker.layers.weights.integer import IntegerWeight
 from worker.layers.weights.linear_weight import GroupedProduct
+from worker.layers.weights.quantised_tensor import Weight
 from worker.layers.weights.slot import WeightSlot
+from worker.layers.weights.storage import StackedWeights
 
 
 class ExpertLinears(Protocol):
@@ -84,39 +86,42 @@ class SeparateLinears:
 
 
 class GroupedLinears:
-    """One tensor [experts, sum(parts), in_features], read by one grouped product."""
+    """All weights in the layouts of `StackedWeights`, and all biases in one tensor."""
 
     def __init__(
-        self,
-        experts: int,
-        in_features: int,
-        parts: tuple[int, ...],
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, experts: int, in_features: int, parts: tuple[int, ...], bias: bool, of: LinearFactory
     ) -> None:
-        self._parts = parts
-        shape = (experts, sum(parts), in_features)
-        self._weight = torch.empty(shape, dtype=dtype, device=device)
-        self._bias = torch.zeros(shape[:2], dtype=dtype, device=device) if bias else None
+        self._in_features, self._parts = in_features, parts
+        self._compressed = of.compressed
+        self._arrived: dict[int, dict[int, Weight]] = {}  # of experts that lack some of their parts
+        self._weights = StackedWeights(
+            experts, of.dtype, of.device, keep_quantised=of.keep_quantised
+        )
+        shape = (experts, sum(parts))
+        self._bias = torch.zeros(shape, dtype=of.dtype, device=of.device) if bias else None
 
     def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
-        ends = counts.cumsum(0).to(torch.int32)
-        y = F.grouped_mm(x, self._weight.transpose(1, 2), offs=ends)
+        y = self._weights(x, counts)
         if self._bias is None:
             return y
         return y + self._bias.repeat_interleave(counts, dim=0, output_size=len(x))
 
     def weight_slot(self, expert: int, part: int = 0) -> WeightSlot:
-        return self._slot(self._weight[expert], part)
+        def load(tensor: Weight) -> None:
+            arrived = self._arrived.setdefault(expert, {})
+            arrived[part] = tensor
+            if len(arrived) == len(self._parts):
+                del self._arrived[expert]
+                merged = [arrived[index] for index in range(len(self._parts))]
+                self._weights.put(expert, self._compressed(merged))
+
+        shape = (self._parts[part], self._in_features)
+        return WeightSlot(shape, load, load_quantised=load)
 
     def bias_slot(self, expert: int, part: int = 0) -> WeightSlot:
         assert self._bias is not None
-        return self._slot(self._bias[expert], part)
-
-    def _slot(self, merged: Tensor, part: int) -> WeightSlot:
         start = sum(self._parts[:part])
-        target = merged[start : start + self._parts[part]]
+        target = self._bias[expert, start : start + self._parts[part]]
 
         def load(tensor: Tensor) -> None:
             target.copy_(tensor)
@@ -150,10 +155,9 @@ class ExpertFactory:
     def _make(
         self, linear: Callable[[], Linear], in_features: int, parts: tuple[int, ...], bias: bool
     ) -> ExpertLinears:
-        dtype, device = self.linears.dtype, self.linears.device
-        if runs_grouped(self.linears.built_for or device):
+        if runs_grouped(self.linears.built_for or self.linears.device):
             self.linears.shard.require_whole("experts in one grouped product")
-            return GroupedLinears(self.experts, in_features, parts, bias, dtype, device)
+            return GroupedLinears(self.experts, in_features, parts, bias, self.linears)
         return SeparateLinears([linear() for _ in range(self.experts)])
 
 

@@ -230,19 +230,21 @@ class LinearFactory:
             in_features,
             parts,
             split,
-            self._store if split is Split.REPLICATED else self._compressed,
+            self._store if split is Split.REPLICATED else self._store_compressed,
             torch.zeros(rows, dtype=self.dtype, device=self.device) if bias else None,
             shard=self.shard,
             cuts=cuts,
             summed=summed and not self.shard.whole,
         )
 
-    def _compressed(self, parts: Sequence[Weight]) -> LinearWeight:
+    def compressed(self, parts: Sequence[Weight]) -> Sequence[Weight]:
+        """The plain ones of the tensors in blocks, if `compress` makes some."""
         if self.compress is None:
-            return self._store(parts)
-        return self._store(
-            [p if isinstance(p, QuantisedTensor) else self.compress(p) for p in parts]
-        )
+            return parts
+        return [p if isinstance(p, QuantisedTensor) else self.compress(p) for p in parts]
+
+    def _store_compressed(self, parts: Sequence[Weight]) -> LinearWeight:
+        return self._store(self.compressed(parts))
 
     def _store(self, parts: Sequence[Weight]) -> LinearWeight:
         return store_linear(parts, self.dtype, self.device, keep_quantised=self.keep_quantised)

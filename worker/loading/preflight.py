@@ -183,9 +183,14 @@ def _preflight(
             viewed = packed is ProductKind.INTEGERS and stored_as[name].blocks
             if packed in (ProductKind.INTEGERS, ProductKind.TRITON) and not viewed:
                 forms[name] *= 2
-    weight_bytes = sum(
-        _bytes(prod(slots[name].shape), form, chosen) for name in slots for form in forms[name]
-    )
+    sizes = {
+        name: sum(
+            _bytes(slots[name].shape, form, chosen, place, name == weights.EMBEDDING and not at)
+            for at, form in enumerate(held)
+        )
+        for name, held in forms.items()
+    }
+    weight_bytes = sum(sizes.values())
     blocks = {form.name for held in forms.values() for form in held if form is not None}
     caches, free = shape.make_caches(), device.free_bytes()
     cache_bytes = device.cache_room(weight_bytes)
@@ -196,7 +201,7 @@ def _preflight(
         parameters=parameters,
         weight_bytes=weight_bytes,
         blocks=tuple(sorted(blocks)),
-        products=_products(slots, stored_as, products, forms),
+        products=_products(slots, stored_as, products, sizes),
         dtype=chosen,
         device=place,
         vocab_size=shape.vocab_size,
@@ -227,7 +232,7 @@ def _products(
     slots: Mapping[str, WeightSlot],
     stored_as: Mapping[str, TensorHeader],
     products: Mapping[str, ProductKind],
-    forms: Mapping[str, Sequence[Form]],
+    sizes: Mapping[str, int],
 ) -> tuple[Products, ...]:
     found: dict[
         tuple[str, ProductKind], list[int]
@@ -235,9 +240,7 @@ def _products(
     for name, product in products.items():
         kind, extra = GGMLQuantizationType[stored_as[name].dtype], 0
         if product is ProductKind.REENCODED:
-            values = prod(slots[name].shape)
-            extra = sum(bytes_of(values, form) for form in forms[name] if form is not None)
-            extra -= bytes_of(values, kind)
+            extra = sizes[name] - bytes_of(prod(slots[name].shape), kind)
         found.setdefault((kind.name, product), []).append(extra)
     return tuple(
         Products(kind, len(extra), product, sum(extra))
@@ -302,6 +305,13 @@ def _form(
     return None
 
 
-def _bytes(values: int, form: Form, dtype: torch.dtype) -> int:
-    """Memory of so many values."""
-    return values * dtype.itemsize if form is None else bytes_of(values, form)
+def _bytes(
+    shape: Sequence[int], form: Form, dtype: torch.dtype, device: torch.device, looked_up: bool
+) -> int:
+    """Memory of a tensor. `looked_up`: it is the table of an embedding."""
+    *rows, columns = shape
+    if form is None:
+        return prod(shape) * dtype.itemsize
+    if looked_up:
+        return bytes_of(prod(shape), form)
+    return storage.bytes_of_blocks(form, prod(rows), columns, dtype, device)

@@ -224,6 +224,13 @@ def test_weights_that_stay_quantised(path: Path, answers: Answers) -> None:
         generate(load_engine(path, quantize="q8"))
 
 
+def test_experts_that_stay_quantised(tmp_path: Path, answers: Answers) -> None:
+    sizes = {"moe_intermediate_size": 64}
+    path = make_shallow_checkpoint(tmp_path / "model", "qwen3_moe", dtype="bfloat16", **sizes)
+    with fake_device():
+        generate(load_engine(path, quantize="q8"))
+
+
 def generate(engine: Engine) -> None:
     with Guard():
         assert len(engine.generate(PROMPTS, OPTIONS)) == len(PROMPTS)

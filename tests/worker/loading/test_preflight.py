@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFReader
 from safetensors.torch import load_file
 
 from jobs import JobError
@@ -20,7 +21,8 @@ from tests.worker.sources import open_folder
 from worker import device as devices
 from worker.checkpoint.headers import Checkpoint
 from worker.device import Device
-from worker.kernels import library
+from worker.gguf.write.model import quantise_model
+from worker.kernels import library, planes
 from worker.layers.weights import triton
 from worker.layers.weights.storage import ProductKind
 from worker.loading.description import describe
@@ -72,14 +74,57 @@ def test_the_dtype_decides_the_bytes(original: Path, dtype: str, name: str, size
     assert checked.weight_bytes == size * checked.parameters
 
 
-def test_experts_that_a_gpu_holds_unquantised_count_so(tmp_path: Path) -> None:
+def test_experts_that_are_quantised_at_load_count_so_on_a_gpu_too(tmp_path: Path) -> None:
     folder = make_checkpoint(
         tmp_path / "model", "qwen3_moe", hidden_size=64, moe_intermediate_size=32, num_experts=4
     )
-    on_cpu = check(folder, "bf16", CPU, "q8").weight_bytes
-    on_gpu = check(folder, "bf16", torch.device("meta"), "q8").weight_bytes
-    values = 3 * 3 * 4 * 64 * 32  # layers, projections, experts
-    assert on_gpu - on_cpu == values * 2 - values // 32 * 34
+    plain = check(folder, "bf16", torch.device("meta"))
+    found = [check(folder, "bf16", device, "q8") for device in (CPU, torch.device("meta"))]
+    assert found[0].weight_bytes == found[1].weight_bytes
+    experts = 3 * 3 * 4 * 64 * 32  # layers, projections, experts
+    assert plain.weight_bytes - found[1].weight_bytes >= experts * 2 - experts // 32 * 34
+
+
+def test_a_gpu_holds_a_quantised_mixture_in_planes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the experts too: as many bytes as their blocks, but for K types and columns that fill no
+    step."""
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    made = make_checkpoint(tmp_path / "it", "qwen3_moe", moe_intermediate_size=288, **sizes)
+    file = tmp_path / "it.gguf"
+    written = quantise_model(open_folder(made), "Q4_K_M", file, lambda done, total: None)
+    monkeypatch.setattr(triton, "multiplies", lambda kind: kind.name in planes.FORMATS)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 2**33)
+    source = find(str(written.path))
+    spec = ModelSpec(reference=str(file), dtype="bf16")
+    with source.weights() as headers:
+        checked = preflight(describe(source), spec, Device(torch.device("cuda")), headers)
+    expected, kinds = 0, set()
+    for tensor in GGUFReader(file).tensors:
+        columns, *rows = map(int, tensor.shape)
+        kind = tensor.tensor_type
+        if kind.name == "F32":
+            expected += 2 * int(tensor.n_elements)
+        elif tensor.name == "token_embd.weight":
+            expected += int(tensor.n_bytes)
+        else:
+            kinds.add((kind.name, len(rows)))
+            expected += planes.bytes_of(kind.name, prod(rows), columns)
+    assert {("Q4_K", 2), ("Q4_K", 1)} <= kinds
+    assert any(matrix == 2 and name != "Q4_K" for name, matrix in kinds), kinds
+    assert checked.weight_bytes == expected
+    assert {one.product for one in checked.products} == {ProductKind.TRITON}
+
+
+@pytest.mark.parametrize("columns", [256, 288, 512])
+@pytest.mark.parametrize("name", planes.FORMATS)
+def test_the_bytes_of_planes(name: str, columns: int) -> None:
+    if columns % planes.FORMATS[name].values:
+        pytest.skip("rows of whole blocks")
+    made = planes.empty(name, 3, columns, CPU)
+    stored = (made.low, made.high, made.scales, made.supers)
+    assert planes.bytes_of(name, 3, columns) == sum(plane.nbytes for plane in stored)
 
 
 def test_a_tied_head_that_kernels_pack_counts_beside_the_embedding(

@@ -1,4 +1,5 @@
-"""Chooses the storage of a linear's weight by what its checkpoint tensors hold.
+"""Chooses the storage of a linear's weight, and of those of all experts of a layer, by what their
+checkpoint tensors hold.
 
 Blocks of types that no kernel multiplies with are re-encoded on the way.
 """
@@ -16,7 +17,7 @@ from gguf import GGML_QUANT_SIZES, quants
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-from worker.kernels import library
+from worker.kernels import library, planes
 from worker.kernels import quantised as cpu_kernels
 from worker.kernels.formats import FORMATS
 from worker.kernels.library import TYPE_CODES
@@ -32,6 +33,7 @@ from worker.layers.weights.quantised_tensor import (
     place,
     stays_quantised,
 )
+from worker.layers.weights.stacked import DequantisingStack, PlainStack, StackedWeight
 
 TARGET = Type.Q8_0  # its error is small beside that of the types with fewer bits
 REENCODE_VALUES = 1 << 20  # values that are encoded at a time
@@ -71,6 +73,15 @@ def _kernels(
     return None
 
 
+def bytes_of_blocks(
+    kind: Type, rows: int, columns: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Memory of the blocks of a linear of `dtype` on the device, which are not re-encoded."""
+    if _kernels(kind, columns, dtype, device) is ProductKind.TRITON:
+        return planes.bytes_of(kind.name, rows, columns)
+    return rows * bytes_of(columns, kind)
+
+
 def prepare(kinds: Collection[Type], dtype: torch.dtype, device: torch.device) -> None:
     """Compile the kernels of linears of `dtype` with blocks of these types, all at once, where they
     are missing."""
@@ -98,12 +109,53 @@ def store_linear(
     """The weight of a linear that is merged from `parts`, each [rows, in_features], in order.
     Adjacent parts with the same kind of product are merged in one. `keep_quantised`: no blocks are
     re-encoded."""
-    ready = [_prepared(part, dtype, device, keep_quantised) for part in parts]
-    stored = [
-        _store_alike(kind, [part for _, part in run], dtype, device)
-        for kind, run in groupby(ready, key=itemgetter(0))
-    ]
+    runs = _runs(parts, dtype, device, keep_quantised)
+    stored = [_store_alike(kind, run, dtype, device) for kind, run in runs]
     return stored[0] if len(stored) == 1 else JoinedWeight(stored)
+
+
+class StackedWeights:
+    """The weights of one projection of all experts of a layer on an accelerator, each merged from
+    one or more tensors, as they arrive. The first expert's choose the layouts: files hold all
+    experts of a projection in one type."""
+
+    def __init__(
+        self, experts: int, dtype: torch.dtype, device: torch.device, *, keep_quantised: bool
+    ) -> None:
+        self._experts, self._dtype, self._device = experts, dtype, device
+        self._keep = keep_quantised
+        self._stacks: list[StackedWeight] = []  # of adjacent parts with one kind of product
+
+    def put(self, expert: int, parts: Sequence[Weight]) -> None:
+        """Store the tensors of an expert, each [rows, in_features], in order."""
+        runs = _runs(parts, self._dtype, self._device, self._keep)
+        if not self._stacks:
+            self._stacks = [self._stack(kind, run) for kind, run in runs]
+        for stack, (_, run) in zip(self._stacks, runs, strict=True):
+            stack.put(expert, run)
+
+    def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
+        """As `StackedWeight`."""
+        assert self._stacks, "the weights are not loaded"
+        found = [stack(x, counts) for stack in self._stacks]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+    def _stack(self, kind: ProductKind, first: Sequence[Weight]) -> StackedWeight:
+        if kind is ProductKind.PLAIN:
+            plain = [part for part in first if isinstance(part, Tensor)]
+            return PlainStack(self._experts, plain, self._dtype, self._device)
+        blocks = [part for part in first if isinstance(part, QuantisedTensor)]
+        if kind is ProductKind.TRITON:
+            return triton.TritonStack(self._experts, blocks, self._device)
+        return DequantisingStack(self._experts, blocks, self._device)
+
+
+def _runs(
+    parts: Sequence[Weight], dtype: torch.dtype, device: torch.device, keep: bool
+) -> list[tuple[ProductKind, list[Weight]]]:
+    """Adjacent parts with the same kind of product together, in the form that it reads."""
+    ready = [_prepared(part, dtype, device, keep) for part in parts]
+    return [(kind, [part for _, part in run]) for kind, run in groupby(ready, key=itemgetter(0))]
 
 
 def _prepared(

@@ -61,9 +61,14 @@ def main() -> None:
                 **{"scales": "*i32", "halves": "*fp16", "supers": "*fp16"},
                 **{"partial": "*fp32", "arrived": "*i32"},
             }
-            most = {"magic": magic, "even": True, "split": True, "most_rows": rows}
-            most |= constants | {"tile": products.TILE}
-            line("product", name, compiled(products._product, capability, most, **pointers))
+            most = {"magic": magic, "even": True, "most_rows": rows, "tile": planes.TILE}
+            most |= constants
+            alone = most | {"split": True}
+            line("product", name, compiled(products._product, capability, alone, **pointers))
+            several = most | {"width": 128}
+            pointers["counts"] = "*i64"
+            code = compiled(products._grouped_product, capability, several, **pointers)
+            line("experts", name, code)
             constants["tile"] = 16
             code = compiled(products._dequantise, capability, constants, **pointers)
             line("dequantise", name, code)
