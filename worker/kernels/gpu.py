@@ -46,6 +46,11 @@ def elementwise() -> Any:
     return import_module("worker.kernels.triton_elementwise")
 
 
+def mixture() -> Any:
+    """`worker.kernels.triton_mixture`, where `serves` has been checked."""
+    return import_module("worker.kernels.triton_mixture")
+
+
 def sampling() -> Any:
     """`worker.kernels.triton_sampling`, where `serves` has been checked."""
     return import_module("worker.kernels.triton_sampling")

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.kernels import mixture
+from worker.kernels import gpu, mixture
 from worker.layers.linear import Linear, LinearFactory
 from worker.layers.transfer import is_accelerator, read_back
 from worker.layers.weights.bf16 import Bf16Weight
@@ -104,6 +104,9 @@ class GroupedLinears:
         y = self._weights(x, counts)
         if self._bias is None:
             return y
+        if gpu.serves(y):
+            added: Tensor = gpu.mixture().add_biases(y, self._bias, counts)
+            return added
         return y + self._bias.repeat_interleave(counts, dim=0, output_size=len(x))
 
     def weight_slot(self, expert: int, part: int = 0) -> WeightSlot:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from worker.kernels import library, mixture
+from worker.kernels import gpu, library, mixture
 from worker.layers.expert_linears import ExpertFactory
 from worker.layers.linear import LinearFactory
 from worker.layers.mlp import Activation, Gate, GatedMLP, gated_by
@@ -49,6 +49,11 @@ class Router:
         bias = None if self._bias is None else self._bias.value
         if library.serves(logits):
             return mixture.select(logits, bias, self._top_k, self._normalise)
+        if gpu.serves(logits):
+            found: tuple[Tensor, Tensor] = gpu.mixture().select(
+                logits, bias, self._top_k, self._normalise
+            )
+            return found
         logits = logits.float() if bias is None else logits.float() + bias
         probs = torch.softmax(logits, dim=-1)
         weights, experts = probs.topk(self._top_k, dim=-1)
@@ -64,7 +69,7 @@ class Router:
 
 
 def group(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As `mixture.group` of the kernels."""
+    """As `mixture.group` of the kernels, by torch."""
     top_k, flat = chosen.shape[1], chosen.flatten()
     order = flat.argsort(stable=True)
     places = torch.empty_like(order)
@@ -74,9 +79,29 @@ def group(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def combine(outputs: Tensor, weights: Tensor, places: Tensor) -> Tensor:
-    """As `mixture.combine` of the kernels. Summed in the order of a token's experts: deterministic,
-    unlike adding into shared rows."""
+    """As `mixture.combine` of the kernels, by torch. Summed in the order of a token's experts:
+    deterministic, unlike adding into shared rows."""
     return (outputs[places] * weights[..., None]).sum(1)
+
+
+def _group(x: Tensor, chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """By the kernels that read x, if there are some."""
+    if library.serves(x):
+        return mixture.group(chosen, experts)
+    if gpu.serves(x) and chosen.numel() <= gpu.mixture().MOST_PAIRS:
+        found: tuple[Tensor, Tensor, Tensor] = gpu.mixture().group(chosen, experts)
+        return found
+    return group(chosen, experts)
+
+
+def _combine(outputs: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+    """By the kernels that read the outputs, if there are some."""
+    if library.serves(outputs):
+        return mixture.combine(outputs, weights, places)
+    if gpu.serves(outputs):
+        found: Tensor = gpu.mixture().combine(outputs, weights, places)
+        return found
+    return combine(outputs, weights, places)
 
 
 class Experts:
@@ -107,12 +132,10 @@ class Experts:
 
     def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """x [tokens, hidden], weights and experts [tokens, top_k] → [tokens, hidden]."""
-        by_kernels = library.serves(x)
-        rows, places, counts = (mixture.group if by_kernels else group)(experts, self._count)
+        rows, places, counts = _group(x, experts, self._count)
         gate, up = self.gate_up(x.index_select(0, rows), counts).chunk(2, dim=-1)
         outputs = self.down(self._gate(gate, up), counts)
-        y = (mixture.combine if by_kernels else combine)(outputs, weights, places)
-        return self._shard.sum(y)
+        return self._shard.sum(_combine(outputs, weights, places))
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         """One set of slots per expert, each with its place in a stacked tensor."""

@@ -1,5 +1,6 @@
-"""The Triton kernels of attention, norms, activations and draws, in Triton's interpreter on the CPU
-against float64. `make triton` installs the package and runs this; tests/gpu runs them compiled."""
+"""The Triton kernels of attention, norms, activations, mixtures and draws, in Triton's interpreter
+on the CPU against float64. `make triton` installs the package and runs this; tests/gpu runs them
+compiled."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from worker.kernels import gpu
 from worker.kernels.attention import PAGE, Stored
 from worker.layers.batch import Batch, Span
 from worker.layers.cache import pages_for
+from worker.layers.experts import combine, group
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs the package triton: make triton"
@@ -236,6 +238,54 @@ def test_the_shared_memory_of_a_card(memory: int | None, monkeypatch: pytest.Mon
     known.cache_clear()
     assert known(torch.device("cuda", 0)) == (memory or 0)
     known.cache_clear()
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (5, 3), (300, 1), (4, 4)])
+def test_the_experts_of_tokens(experts: int, top_k: int, biased: bool, normalise: bool) -> None:
+    logits, bias = torch.randn(7, 2 * experts)[:, ::2], torch.randn(experts)
+    found, chosen = gpu.mixture().select(logits, bias if biased else None, top_k, normalise)
+    probabilities = (logits + bias if biased else logits).softmax(-1)
+    weights, expected = probabilities.topk(top_k)
+    assert torch.equal(chosen, expected)
+    if normalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+    torch.testing.assert_close(found, weights)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_strange_logits_of_a_token_choose_experts_that_exist(value: float) -> None:
+    logits = torch.randn(3, 6)
+    logits[1] = value
+    _, chosen = gpu.mixture().select(logits, None, 4, True)
+    assert int(chosen.min()) >= 0 and int(chosen.max()) < 6
+    assert torch.equal(chosen[::2], logits[::2].topk(4).indices)
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (40, 2), (300, 1), (70, 8)], ids=str)
+def test_rows_in_the_order_of_their_experts(shape: tuple[int, int]) -> None:
+    for experts in (3, 128):
+        chosen = torch.randint(0, experts, shape)
+        found = gpu.mixture().group(chosen, experts)
+        assert all(torch.equal(*pair) for pair in zip(found, group(chosen, experts), strict=True))
+
+
+@pytest.mark.parametrize("counts", [[0, 3, 0, 4, 1], [8, 0, 0, 0, 0], [0, 0, 0, 0, 8]], ids=str)
+def test_the_biases_of_experts(counts: list[int]) -> None:
+    y, biases = torch.randn(8, 1500), torch.randn(5, 1500)
+    expected = y + biases.repeat_interleave(torch.tensor(counts), dim=0)
+    gpu.mixture().add_biases(y, biases, torch.tensor(counts))
+    torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.parametrize(("top_k", "size"), [(2, 100), (8, 256), (11, 300)])
+def test_the_sum_of_the_outputs_of_a_token(top_k: int, size: int) -> None:
+    outputs, weights = torch.randn(5 * top_k, size), torch.randn(5, top_k)
+    places = torch.randperm(5 * top_k).view(5, top_k)
+    found = gpu.mixture().combine(outputs, weights, places)
+    near(found, combine(outputs.double(), weights.double(), places))
 
 
 class Compiled:
