@@ -21,14 +21,11 @@ HOPPER = 232_448  # bytes of shared memory that a program may have
 BLOCK = 64  # most columns that are read at a time
 # Most bytes of their keys, by the shared memory at least. Several blocks are there at a time.
 BLOCK_BYTES = {160_000: 16_384, 96_000: 8_192, 0: 4_096}
-SPLITS = 16  # of a row at most, each with LEAST columns or more
+SPLITS = 32  # of a row at most, each with LEAST columns or more
 LEAST = 256
 QUERIES = 64  # most of a program that computes chunks; a quarter in float32
 QUERY_BYTES = {96_000: 32_768, 0: 16_384}  # most bytes of them, likewise
 CHUNK_WARPS = 4
-# Of the loops over blocks. To look up a page takes as many as to read it: with three, only one
-# block is read ahead.
-STAGES, CHUNK_STAGES = 5, 3
 GROUP = 16  # query heads of a program: the fewest rows that a tensor core multiplies
 
 
@@ -90,7 +87,6 @@ def attend_decode(
             capped=cap is not None,
             whole=whole,
             page=0 if stored.pages is None else PAGE,
-            stages=STAGES,
         )
         if whole:
             return
@@ -188,7 +184,6 @@ def attend_chunks(
             has_sinks=sinks is not None,
             **sizes,
             warps=CHUNK_WARPS,
-            stages=CHUNK_STAGES,
         )
 
 
@@ -233,13 +228,6 @@ def _place(
         number = tl.load(pages + slot * entries + column // page, mask=known, other=0).to(tl.int64)
         return number * slot_stride + head * head_stride + (column % page) * dim
     return slot * slot_stride + head * head_stride + column * dim
-
-
-@triton.jit
-def _capped(scores, cap, capped: tl.constexpr):
-    if capped:
-        return cap * (2 * tl.sigmoid(2 * scores / cap) - 1)  # cap · tanh(scores / cap)
-    return scores
 
 
 @triton.jit
@@ -299,6 +287,18 @@ def _attend(
     g, d = tl.arange(0, group), tl.arange(0, width)
     mine = head * repeats + g
     real_g, real_d = g < repeats, d < dim
+    added = tl.load(positions + row)
+    if window > 0:
+        added = added % window
+    if (begin <= added) & (added < end):  # no other program reads it
+        to = d + _place(
+            pages, slot, added, slot >= 0, slot_stride, head_stride, entries, head, dim, page
+        )
+        tl.store(keys + to, tl.load(k + row * k_row + head * k_head + d, mask=real_d), mask=real_d)
+        tl.store(
+            values + to, tl.load(v + row * v_row + head * v_head + d, mask=real_d), mask=real_d
+        )
+        tl.debug_barrier()  # all threads of the program read what some have stored
     to_out = out + (row * heads + mine[:, None]) * dim + d[None, :]
     real = real_g[:, None] & real_d[None, :]
     if begin < end:
@@ -307,39 +307,27 @@ def _attend(
             mask=real,
             other=0.0,
         )
-        # The new column is computed as it comes, before the others, so that nothing waits for what
-        # this program stores.
-        new = tl.load(positions + row)
-        if window > 0:
-            new = new % window
-        owned = (begin <= new) & (new < end)
-        key = tl.load(k + row * k_row + head * k_head + d, mask=real_d, other=0.0)
-        value = tl.load(v + row * v_row + head * v_head + d, mask=real_d, other=0.0)
-        to = d + _place(pages, slot, new, owned, slot_stride, head_stride, entries, head, dim, page)
-        tl.store(keys + to, key, mask=real_d & owned)
-        tl.store(values + to, value, mask=real_d & owned)
-        own = tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
-        most = tl.where(owned, _capped(own, cap, capped), float("-inf"))
-        total = tl.where(owned, tl.full([group], 1.0, tl.float32), 0.0)
-        result = tl.where(owned, tl.zeros([group, width], tl.float32) + value.to(tl.float32), 0.0)
-        last = tl.where(new == end - 1, new, end)
-        for start in range(begin, last, block):
+        most = tl.full([group], float("-inf"), tl.float32)
+        total = tl.zeros([group], tl.float32)
+        result = tl.zeros([group, width], tl.float32)
+        for start in range(begin, end, block):
             c = start + tl.arange(0, block)
-            seen = (c < last) & (c != new)
+            seen = c < end
             at = _place(pages, slot, c, seen, slot_stride, head_stride, entries, head, dim, page)
             at = at[:, None] + d[None, :]
             mask = seen[:, None] & real_d[None, :]
             found = tl.load(keys + at, mask=mask, other=0.0)
-            weighed = tl.load(values + at, mask=mask, other=0.0)
             scores = tl.dot(queries, tl.trans(found), input_precision="ieee") * scale
-            scores = _capped(scores, cap, capped)
+            if capped:
+                scores = cap * (2 * tl.sigmoid(2 * scores / cap) - 1)  # cap · tanh(scores / cap)
             scores = tl.where(seen[None, :], scores, float("-inf"))
             greatest = tl.maximum(most, tl.max(scores, 1))
             weights = tl.exp(scores - greatest[:, None])
             shrink = tl.exp(most - greatest)
             total = total * shrink + tl.sum(weights, 1)
+            found = tl.load(values + at, mask=mask, other=0.0)
             result = result * shrink[:, None]
-            result += tl.dot(weights.to(weighed.dtype), weighed, input_precision="ieee")
+            result += tl.dot(weights.to(found.dtype), found, input_precision="ieee")
             most = greatest
         if whole:
             result = result / total[:, None]
@@ -481,7 +469,8 @@ def _attend_pieces(
         known = seen[:, None] & (d < dim)[None, :]
         found = tl.load(keys + at, mask=known, other=0.0)
         scores = tl.dot(queries, tl.trans(found), input_precision="ieee") * scale
-        scores = _capped(scores, cap, capped)
+        if capped:
+            scores = cap * (2 * tl.sigmoid(2 * scores / cap) - 1)  # cap · tanh(scores / cap)
         scores = tl.where(c[None, :] <= (position + m)[:, None], scores, float("-inf"))
         higher = tl.maximum(greatest, tl.max(scores, 1))
         weights = tl.exp(scores - higher[:, None])

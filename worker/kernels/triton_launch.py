@@ -14,29 +14,22 @@ SHORT = range(-(2**31), 2**31)  # integers that kernels take as 32 bits
 
 class Kernel:
     """A Triton function that the host starts: `kernel(grid, *arguments, **constants)`. Its
-    parameters are the arguments, then the constants. `stages`: those that its loops are cut into,
-    so that loads begin before they are needed."""
+    parameters are the arguments, then the constants."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
     def __call__(
-        self,
-        grid: tuple[int, ...],
-        *arguments: Any,
-        warps: int = 4,
-        stages: int = 3,
-        **constants: Any,
+        self, grid: tuple[int, ...], *arguments: Any, warps: int = 4, **constants: Any
     ) -> None:
         values = [constants[name] for name in self.function.arg_names[len(arguments) :]]
-        kind = (warps, stages, arguments[0].device, *values, *[_kind(one) for one in arguments])
+        kind = (warps, arguments[0].device, *values, *[_kind(one) for one in arguments])
         compiled = self._compiled.get(kind)
         if compiled is not None:
             compiled[(*grid, 1, 1)[:3]](*arguments, *values)
             return
-        options = {"num_warps": warps, "num_stages": stages}
-        compiled = self.function[grid](*arguments, **constants, **options)
+        compiled = self.function[grid](*arguments, **constants, num_warps=warps)
         if compiled is not None:  # the interpreter compiles nothing
             self._compiled[kind] = compiled
 

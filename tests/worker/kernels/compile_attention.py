@@ -25,7 +25,7 @@ WIDTHS = (128, 256)
 TENSORS = ("q", "k", "v", "keys", "values", "out", "sinks")
 
 
-def shared_memory(kernel: Any, stages: int, capability: int, dtype: str, **constants: int) -> int:
+def shared_memory(kernel: Any, capability: int, dtype: str, **constants: int) -> int:
     """Of the kernel for tensors of a dtype."""
     types = {"scale": "fp32", "cap": "fp32", "partial": "*fp32", "sums": "*fp32"}
     types |= dict.fromkeys(("slots", "positions", "pieces"), "*i64") | {"pages": "*i32"}
@@ -42,7 +42,7 @@ def shared_memory(kernel: Any, stages: int, capability: int, dtype: str, **const
     }
     source = ASTSource(function, signature, constants, attributes)
     target = GPUTarget("cuda", capability, 32)
-    options = {"num_warps": attention.CHUNK_WARPS, "num_stages": stages}
+    options = {"num_warps": attention.CHUNK_WARPS}
     return int(triton.compile(source, target=target, options=options).metadata.shared)
 
 
@@ -58,7 +58,6 @@ def main() -> None:
             groups = {"repeats": 4, "group": attention.GROUP, "whole": False}
             used = shared_memory(
                 attention._attend,
-                attention.STAGES,
                 capability,
                 short,
                 **sizes,
@@ -69,7 +68,6 @@ def main() -> None:
             most = attention.tokens(width, dtype, memory)
             used = shared_memory(
                 attention._attend_pieces,
-                attention.CHUNK_STAGES,
                 capability,
                 short,
                 **sizes,
