@@ -95,6 +95,11 @@ class Damaged(redis.ResponseError):
         self.found = [wrong_type(named[1], named[2])] if named else []
 
 
+class Unwritable(redis.ResponseError):
+    """Redis takes no writes for now: it can't save its data, as on a full disk (MISCONF), or too
+    few replicas are connected (NOREPLICAS)."""
+
+
 class Reports:
     """Logs each damaged value once, until it is gone or has changed."""
 
@@ -112,10 +117,13 @@ class Reports:
 
 
 def classified(error: Exception) -> Exception:
-    """An error in a reply of Redis: Damaged if it is about values. The only place that decides so:
-    connections pass all errors through it as they parse a reply, also those inside the reply of a
-    script or a transaction."""
-    return Damaged(str(error)) if type(error) is redis.ResponseError else error
+    """An error in a reply of Redis: Damaged if it is about values, Unwritable if Redis refuses all
+    writes. The only place that decides so: connections pass all errors through it as they parse a
+    reply, also those inside the reply of a script or a transaction."""
+    if type(error) is not redis.ResponseError:
+        return error
+    refuses_writes = str(error).startswith(("MISCONF", "NOREPLICAS"))
+    return Unwritable(str(error)) if refuses_writes else Damaged(str(error))
 
 
 def readable(pipeline: Any, unreadable: Any = None) -> list[Any]:

@@ -56,6 +56,13 @@ def test_the_alerts_have_the_form_of_prometheus() -> None:
         assert _is_balanced(rule["expr"]), rule["expr"]
 
 
+def test_an_alert_comes_if_no_worker_can_be_scraped() -> None:
+    """Then there is no series, and a sum over none is no value."""
+    file = yaml.safe_load((DEPLOY / "prometheus/chatjobs.rules.yml").read_text(encoding="utf-8"))
+    expressions = {rule["alert"]: rule["expr"] for rule in file["groups"][0]["rules"]}
+    assert "or vector(0)" in expressions["ChatjobsNoReadyWorker"]
+
+
 def _is_balanced(expression: str) -> bool:
     """True if each bracket of a query is closed."""
     bare = re.sub(r'"[^"]*"', "", expression)

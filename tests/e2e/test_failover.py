@@ -230,6 +230,24 @@ def test_a_cluster_is_refused_in_one_sentence(start: Start, tmp_path: Path) -> N
         serve(FakeBackend(), [ModelSpec(reference="fake")], redis_url=server.url, results=tmp_path)
 
 
+def test_sentinels_that_do_not_reply_are_named_in_one_sentence() -> None:
+    url = f"redis+sentinel://:secret@localhost:{free_port()},localhost:{free_port()}/main"
+    result = CliRunner().invoke(build(), ["status", "--redis", url])
+    assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
+    assert "no Sentinel names a primary 'main' that works (Error 111 connecting" in result.stderr
+    assert "start Redis" not in result.stderr
+    assert "redis.client" not in result.stderr and "secret" not in result.stderr
+
+
+def test_a_redis_that_takes_no_writes_for_lack_of_replicas_is_unavailable(start: Start) -> None:
+    server = start(min_replicas_to_write="1")
+    with Client(server.url) as client, pytest.raises(JobError) as caught:
+        client.submit(REQUEST)
+    assert caught.value.code == "unavailable"
+    assert "takes no writes for now: NOREPLICAS" in caught.value.message
+    assert caught.value.message.endswith("as many replicas as its min-replicas-to-write says")
+
+
 def test_a_short_socket_timeout_does_not_end_waiting(start: Start, tmp_path: Path) -> None:
     server = start()
     url = f"{server.url}?socket_timeout=2"

@@ -40,7 +40,7 @@ def restart(server: EmbeddedRedis) -> None:
     server.start()
 
 
-@pytest.mark.parametrize("kind", ["restart", "silence"])
+@pytest.mark.parametrize("kind", ["restart", "silence", "no writes"])
 def test_an_outage_is_no_death(site: Site, server: EmbeddedRedis, kind: str) -> None:
     jobs = site.submit_many([f"q{i}" for i in range(6)], words=100_000)
     options = {"delay": 0.02, "max_batch": 2, "lease_seconds": LEASE_SECONDS}
@@ -49,6 +49,9 @@ def test_an_outage_is_no_death(site: Site, server: EmbeddedRedis, kind: str) -> 
     for _ in range(2):
         if kind == "restart":
             restart(server)
+        elif kind == "no writes":
+            with site.settings(**{"min-replicas-to-write": "1"}):
+                time.sleep(OUTAGE_SECONDS)
         else:
             with site.paused_server():
                 time.sleep(OUTAGE_SECONDS)
@@ -62,6 +65,8 @@ def test_an_outage_is_no_death(site: Site, server: EmbeddedRedis, kind: str) -> 
     for worker in workers:
         assert worker.stop() == 0
         assert "does not renew its lease" not in worker.output
+        assert kind == "silence" or "Redis fails (" in worker.output
+        assert "Traceback" not in worker.output
 
 
 def test_a_death_during_an_outage_is_found(site: Site, server: EmbeddedRedis) -> None:

@@ -58,3 +58,12 @@ def test_a_certificate_of_another_authority_is_refused(address: str, tmp_path: P
     with Client(url) as client, pytest.raises(JobError, match="Sentinel") as caught:
         client.submit(REQUEST)
     assert caught.value.code == "unavailable"
+    assert "certificate verify failed" in caught.value.message
+    assert "name the authority of the server's certificate" in caught.value.message
+
+    async def submit() -> None:
+        async with AsyncClient(url) as client:
+            await client.submit(REQUEST)
+
+    with pytest.raises(JobError, match="certificate verify failed"):
+        asyncio.run(submit())

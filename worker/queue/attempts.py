@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import redis
+from redis.sentinel import MasterNotFoundError
 
 from jobs import keys
 from jobs.errors import JobError, failure_of
 from jobs.sizes import size_text
 from jobs.store.claimed_job import ClaimedJob, Lease
-from jobs.store.damage import Damaged
+from jobs.store.connection.transport import Demoted
+from jobs.store.damage import Damaged, Unwritable
 from jobs.store.job_store import JobStore
 from jobs.store.settlement import Settlement
 from worker.backend import Assembly, Backend, MachineError, Outcome, TooLong
@@ -229,34 +231,44 @@ class Attempts:
     def _settle_one_by_one(
         self, settlements: list[Settlement]
     ) -> Sequence[bool | redis.RedisError]:
-        """Settle each on its own. One that Redis refuses, or that ends the connection twice while
-        Redis replies to others, is too large: its job fails, and its place in `settlements` is
-        taken by the one with the error. The error takes the place of one that
-        can't fail either: another program has written its keys. Raises redis.RedisError if Redis
-        does not reply."""
+        """Settle each on its own. One that Redis does not take is too large: its job fails, and its
+        place in `settlements` is taken by the one with the error. The error takes the place of one
+        that can't fail either: another program has written its keys. Raises redis.RedisError if
+        Redis does not reply, or takes no writes."""
         held: list[bool | redis.RedisError] = []
         for index, settlement in enumerate(settlements):
-            try:
-                held += self._settle_alone(settlement)
-            except redis.RedisError as error:
-                self._store.ping()
-                reason = JobError("internal", _reason(error, len(settlement.row)))
+            was_held = self._settle_alone(settlement)
+            if isinstance(was_held, redis.RedisError):
+                reason = JobError("internal", _reason(was_held, len(settlement.row)))
                 failed = self._settlements.for_error(settlement.claimed, reason)
                 try:
-                    held += self._store.settle([failed])
+                    (was_held,) = self._store.settle([failed])
                 except Damaged as second:
-                    held.append(second)
+                    was_held = second
                 else:
                     settlements[index] = failed
+            held.append(was_held)
         self._failed = False
         return held
 
-    def _settle_alone(self, settlement: Settlement) -> Sequence[bool | redis.RedisError]:
-        try:
-            return self._store.settle([settlement])
-        except (redis.ConnectionError, redis.TimeoutError):
-            self._store.ping()  # Redis may have come back in this moment
-            return self._store.settle([settlement])
+    def _settle_alone(self, settlement: Settlement) -> bool | redis.RedisError:
+        """Whether the lease was held; the error of a settlement that Redis refuses, or that ends
+        the connection twice while Redis replies to others. Raises redis.RedisError if any
+        settlement would fail: Redis does not reply, takes no writes, or fails over."""
+        for is_last in (False, True):
+            try:
+                (held,) = self._store.settle([settlement])
+                return held
+            except (Unwritable, Demoted, MasterNotFoundError):
+                raise
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                self._store.ping()  # Redis may have come back in this moment
+                if is_last:
+                    return error
+            except redis.RedisError as error:
+                self._store.ping()
+                return error
+        raise AssertionError
 
     def _settlement(self, attempt: Attempt) -> Settlement:
         try:

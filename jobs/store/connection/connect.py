@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import ssl
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -22,12 +23,13 @@ from redis.exceptions import (
     OutOfMemoryError,
 )
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
 
 from jobs.errors import JobError, invalid
 from jobs.store.connection import transport
 from jobs.store.connection.sentinel import SentinelURL
 from jobs.store.connection.url import NO_CLUSTER, bad_url, check_url
-from jobs.store.damage import Damaged
+from jobs.store.damage import Damaged, Unwritable
 
 URL_VARIABLE = "CHATJOBS_REDIS_URL"
 DEFAULT_URL = "redis://localhost:6379/0"
@@ -52,15 +54,38 @@ _TLS_HINT = (
     "; name the authority of the server's certificate in the URL (?ssl_ca_certs=FILE), and use "
     "rediss:// only for a server that speaks TLS"
 )
-
-
 _NO_TLS = "; the server does not speak TLS at this port: write redis:// (redis+sentinel://)"
-_SIGNS_OF_NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number", "record layer failure")
+_WRONG_TIME = "; replace the server's certificate, or set the clock of this machine"
+_WRONG_HOST = "; name the host in the URL as the server's certificate does"
+_NO_CERTIFICATE = (
+    "; the server asks for a certificate: give one in the URL (?ssl_certfile=FILE&ssl_keyfile=FILE)"
+    ", or set tls-auth-clients no in redis.conf"
+)
+_NO_PAIR = "; ssl_certfile and ssl_keyfile in the URL must name a certificate and its key, in PEM"
+_NO_PEM = "; ssl_ca_certs in the URL must name a file with certificates in PEM"
+_TLS_HINTS = {  # by what OpenSSL says
+    "WRONG_VERSION_NUMBER": _NO_TLS,
+    "wrong version number": _NO_TLS,
+    "record layer failure": _NO_TLS,
+    "certificate has expired": _WRONG_TIME,
+    "certificate is not yet valid": _WRONG_TIME,
+    "Hostname mismatch": _WRONG_HOST,
+    "IP address mismatch": _WRONG_HOST,
+    "certificate required": _NO_CERTIFICATE,
+    "key values mismatch": _NO_PAIR,
+    "PEM lib": _NO_PAIR,
+    "no certificate or crl found": _NO_PEM,
+    "no start line": _NO_PEM,
+}
+_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 MAYBE_NO_TLS = "; if this port does not speak TLS, write redis:// (redis+sentinel://)"
 _MAYBE_TLS = "; if this port speaks TLS, write rediss:// (rediss+sentinel://)"
 _SIGNS_OF_TLS = ("Connection closed by server", "Connection reset by peer")
+_MAYBE_FAILOVER = "; Sentinel names another primary soon, if there is a replica"
 _LOGIN_HINT = "; check the user and the password in the URL"
 _PIPELINE = re.compile(r"^Command # \d+ \(.*?\) of pipeline caused error: ")  # before the reason
+_FEW_REPLICAS = "connect as many replicas as its min-replicas-to-write says"
+_CANT_SAVE = "make its disk writable, such as by freeing room there"
 _NO_LOGIN = "; give the user and the password in the URL: redis://user:password@host:port/db"
 
 
@@ -131,8 +156,11 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
     server = server_name(client)
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     reason = _PIPELINE.sub("", reason)
+    if uses_tls(client) and (fault := _unreadable_file(client)):
+        return JobError("unavailable", f"TLS with Redis at {server} failed: {fault}")
     if _cause(error, ssl.SSLError):
-        hint = _NO_TLS if any(sign in reason for sign in _SIGNS_OF_NO_TLS) else _TLS_HINT
+        hints = (hint for sign, hint in _TLS_HINTS.items() if sign in reason)
+        hint = next(hints, _TLS_HINT)
         return JobError("unavailable", f"TLS with Redis at {server} failed: {reason}{hint}")
     if isinstance(error, redis.AuthenticationError):
         hint = (
@@ -153,6 +181,9 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
         return JobError("unavailable", f"can't talk with Redis at {server}: {reason}{hint}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
         hint = MAYBE_NO_TLS if isinstance(error, redis.TimeoutError) and uses_tls(client) else ""
+        refused = _cause(error, ConnectionRefusedError)
+        if refused and _is_named_by_sentinel(client) and not isinstance(error, MasterNotFoundError):
+            hint = _MAYBE_FAILOVER
         return JobError("unavailable", f"can't reach Redis at {server}: {reason}{hint}")
     if isinstance(error, AskError | ClusterDownError | ClusterCrossSlotError):
         return JobError("internal", NO_CLUSTER.format(server))
@@ -162,6 +193,10 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
             f"Redis at {server} is full: try again when jobs have ended and their results have "
             "expired, or raise maxmemory",
         )
+    if isinstance(error, Unwritable):
+        remedy = _FEW_REPLICAS if reason.startswith("NOREPLICAS") else _CANT_SAVE
+        text = f"Redis at {server} takes no writes for now: {reason}; {remedy}"
+        return JobError("unavailable", text)
     if "DB index is out of range" in reason:
         number = client.connection_pool.connection_kwargs.get("db")
         return JobError(
@@ -177,18 +212,13 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
     return JobError("internal", f"Redis at {server} refused a command: {reason}{hint}")
 
 
-# Redis can't save its data, as on a full disk, or has too few replicas: it refuses writes for now.
-_NO_WRITES = ("MISCONF", "NOREPLICAS")
-
-
 def may_pass(error: redis.RedisError) -> bool:
     """True if the same call may work later, with no change by its caller: Redis is away, full, or
     takes no writes for now."""
     if isinstance(error, redis.AuthenticationError):
         return False
-    if isinstance(error, redis.ConnectionError | redis.TimeoutError | OutOfMemoryError):
-        return True
-    return any(sign in str(error) for sign in _NO_WRITES)
+    passing = redis.ConnectionError | redis.TimeoutError | OutOfMemoryError | Unwritable
+    return isinstance(error, passing)
 
 
 def check_server(client: redis.Redis) -> None:
@@ -206,9 +236,13 @@ def server_name(client: Any) -> str:
     """The server for messages: its address or socket, or what Sentinel calls it."""
     pool = client.connection_pool
     options = pool.connection_kwargs
-    if (master := getattr(pool, "service_name", None)) is not None:
-        return f"Sentinel's {master!r}"
+    if _is_named_by_sentinel(client):
+        return f"Sentinel's {pool.service_name!r}"
     return options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+
+
+def _is_named_by_sentinel(client: Any) -> bool:
+    return hasattr(client.connection_pool, "service_name")
 
 
 def user_name(client: Any) -> str:
@@ -223,9 +257,24 @@ def uses_tls(client: Any) -> bool:
 
 def nothing_listens(client: Any, error: redis.RedisError) -> bool:
     """True if no server has the port or the unix socket of the URL."""
+    if _is_named_by_sentinel(client):
+        return False
     if "path" in client.connection_pool.connection_kwargs and _cause(error, FileNotFoundError):
         return True
     return _cause(error, ConnectionRefusedError)
+
+
+def _unreadable_file(client: Any) -> str | None:
+    """The fault of a file that the URL names for TLS and that can't be read: the errors of ssl do
+    not name it."""
+    options = client.connection_pool.connection_kwargs
+    for name in _TLS_FILES:
+        if path := options.get(name):
+            try:
+                Path(path).open("rb").close()
+            except OSError as error:
+                return f"can't read {path}, which {name} in the URL names: {error.strerror}"
+    return None
 
 
 def _cause(error: BaseException, kind: type[BaseException]) -> bool:

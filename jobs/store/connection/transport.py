@@ -20,6 +20,7 @@ from redis.asyncio import connection as async_connection
 from redis.asyncio import sentinel as async_sentinel
 from redis.client import Pipeline
 from redis.exceptions import MasterDownError, NoScriptError, ReadOnlyError
+from redis.sentinel import MasterNotFoundError
 from redis.utils import SENTINEL as NOT_GIVEN
 
 from jobs.store.damage import classified
@@ -120,7 +121,7 @@ class _Sync(_Leaving):
                 raise without_secret(error, self) from None
             self._note_demoted()
             self.disconnect()  # type: ignore[attr-defined]
-            raise redis.ConnectionError(DEMOTED) from error
+            raise Demoted from error
 
 
 class _Async(_Leaving):
@@ -158,10 +159,14 @@ class _Async(_Leaving):
                 raise without_secret(error, self) from None
             self._note_demoted()
             await self.disconnect()  # type: ignore[attr-defined]
-            raise redis.ConnectionError(DEMOTED) from error
+            raise Demoted from error
 
 
-DEMOTED = "the server is a replica (now): it refuses writes"
+class Demoted(redis.ConnectionError):
+    """The server is not the primary (any more)."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is a replica (now): it refuses writes")
 
 
 def without_secret(error: redis.ResponseError, connection: Any) -> redis.ResponseError:
@@ -300,6 +305,46 @@ ASYNC: dict[str, type] = {
 }
 
 
+class _Sentinel(sentinel.Sentinel):
+    def discover_master(self, service_name: str) -> Any:
+        try:
+            return super().discover_master(service_name)  # type: ignore[no-untyped-call]
+        except MasterNotFoundError:
+            cause: redis.RedisError | None = None
+            for one in self.sentinels:
+                try:
+                    one.ping()
+                except redis.RedisError as error:
+                    cause = error
+                    break
+            raise _no_primary(service_name, cause) from cause
+
+
+class _AsyncSentinel(async_sentinel.Sentinel):
+    async def discover_master(self, service_name: str) -> Any:
+        try:
+            return await super().discover_master(service_name)
+        except MasterNotFoundError:
+            cause: redis.RedisError | None = None
+            for one in self.sentinels:
+                try:
+                    await one.ping()
+                except redis.RedisError as error:
+                    cause = error
+                    break
+            raise _no_primary(service_name, cause) from cause
+
+
+def _no_primary(name: str, cause: redis.RedisError | None) -> MasterNotFoundError:
+    """redis-py's own error quotes its clients with all their options, and no reason. `cause`: why
+    the first Sentinel that does not reply does not."""
+    detail = f" ({str(cause).rstrip('.')})" if cause is not None else ""
+    return MasterNotFoundError(
+        f"no Sentinel names a primary {name!r} that works{detail}: a fail-over goes on, or the "
+        "name or the Sentinels in the URL are wrong"
+    )
+
+
 class SentinelPool(sentinel.SentinelConnectionPool):
     """Closes the connections to the Sentinels together with its own."""
 
@@ -322,7 +367,7 @@ def sentinel_client(
     hosts: list[tuple[str, int]], master: str, of_sentinels: dict[str, Any], **options: Any
 ) -> redis.Redis:
     """A client of the primary that these Sentinels name, now and after each fail-over."""
-    manager = sentinel.Sentinel(hosts, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
+    manager = _Sentinel(hosts, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
     client: redis.Redis = manager.master_for(  # type: ignore[no-untyped-call]
         master, redis_class=Client, connection_pool_class=SentinelPool, **options
     )
@@ -333,7 +378,7 @@ def async_sentinel_client(
     hosts: list[tuple[str, int]], master: str, of_sentinels: dict[str, Any], **options: Any
 ) -> asyncio.Redis:
     """`sentinel_client` for asyncio."""
-    manager = async_sentinel.Sentinel(hosts, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
+    manager = _AsyncSentinel(hosts, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
     client: asyncio.Redis = manager.master_for(
         master, connection_pool_class=AsyncSentinelPool, **options
     )

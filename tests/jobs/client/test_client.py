@@ -19,6 +19,7 @@ from jobs import Client, JobError, keys
 from jobs.api.params import RequestFields
 from jobs.operations import CHAT
 from jobs.store.connection.connect import check_server, redis_failure
+from jobs.store.damage import Unwritable
 from jobs.store.job_state import Status
 from jobs.testing import Answer, FakeWorker
 from tests.jobs.conftest import StepwiseWorker
@@ -140,6 +141,13 @@ def test_an_unreachable_redis_is_named_without_its_password() -> None:
     with pytest.raises(JobError, match=r"can't reach Redis at 127\.0\.0\.1:1") as caught:
         client.submit(REQUEST)
     assert "secret" not in str(caught.value)
+
+
+def test_a_redis_whose_disk_is_full_is_unavailable(client: Client) -> None:
+    text = "MISCONF Errors writing to the AOF file: No space left on device"
+    error = redis_failure(client.redis, Unwritable(text))
+    assert error.code == "unavailable"
+    assert f"takes no writes for now: {text}; make its disk writable" in error.message
 
 
 def test_a_redis_that_does_not_know_flags_of_scripts_is_too_old(client: Client) -> None:

@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import redis
+from redis.sentinel import MasterNotFoundError
 from rq import Queue
 
 from jobs import JobError
 from jobs.api.answer import ChoiceLogprobs, TokenLogprob, TopLogprob
 from jobs.api.params import RequestFields
 from jobs.operations import CHAT
+from jobs.store.connection.transport import Demoted
+from jobs.store.damage import Unwritable
 from jobs.store.job_end import Settler
+from jobs.store.job_store import JobStore
 from jobs.store.limits import DEFAULTS, set_limit
 from tests.worker.fake_backend import FakeBackend, FakeHandle, text_of
 from tests.worker.queue.rq_jobs import QUEUE
@@ -116,6 +120,54 @@ def test_an_answer_does_not_fail_if_redis_comes_back_while_it_is_settled(
         text_of(job.request) for job in jobs
     ]
     site.assert_settled(jobs)
+
+
+def test_an_answer_does_not_fail_if_redis_goes_away_again_while_it_is_settled(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the second try to settle it nor the ping before that reaches Redis."""
+    job = site.submit()
+    faults = {Settler: 2, JobStore: 1}
+
+    def failing(kind: type, name: str) -> None:
+        work = getattr(kind, name)
+
+        def fail_or_work(*words: Any) -> Any:
+            if faults[kind]:
+                faults[kind] -= 1
+                raise redis.ConnectionError("Connection refused")
+            return work(*words)
+
+        monkeypatch.setattr(kind, name, fail_or_work)
+
+    failing(Settler, "settle")
+    failing(JobStore, "ping")
+    site.burst(FakeBackend())
+    assert faults == {Settler: 0, JobStore: 0}
+    assert job.result(timeout=PATIENCE).text == text_of(job.request)
+
+
+@pytest.mark.parametrize(
+    "error", [Demoted(), MasterNotFoundError("none"), Unwritable("NOREPLICAS")], ids=repr
+)
+def test_an_answer_does_not_fail_during_a_failover(
+    site: Site, monkeypatch: pytest.MonkeyPatch, error: redis.RedisError
+) -> None:
+    """Redis replies to pings, and takes an answer at the third try, or an error in its place."""
+    job = site.submit()
+    settle, failures = Settler.settle, 3
+
+    def settle_or_fail(self: Settler, settlements: Any, *rest: Any) -> Any:
+        nonlocal failures
+        if settlements[0].answer is not None and failures:
+            failures -= 1
+            raise error
+        return settle(self, settlements, *rest)
+
+    monkeypatch.setattr(Settler, "settle", settle_or_fail)
+    site.burst(FakeBackend())
+    assert failures == 0
+    assert job.result(timeout=PATIENCE).text == text_of(job.request)
 
 
 @pytest.mark.parametrize(

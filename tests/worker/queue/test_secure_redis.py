@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -377,11 +378,48 @@ def test_a_certificate_that_is_not_trusted_gets_a_hint_about_tls(proxy: Listener
     assert "start Redis" not in result.stderr
 
 
+def test_what_is_wrong_with_a_certificate_is_named(
+    server: EmbeddedRedis, authority: trustme.CA, trusted: Path, tmp_path: Path
+) -> None:
+    long_ago = datetime.now(UTC) - timedelta(days=9)
+    (tmp_path / "no.pem").write_text("not a certificate")
+    assert server.port is not None
+    for certificate, options, remedy in (
+        (
+            authority.issue_cert("localhost", not_before=long_ago, not_after=long_ago),
+            f"ssl_ca_certs={trusted}",
+            "expired .+; replace the server's certificate, or set the clock",
+        ),
+        (
+            authority.issue_cert("redis.example"),
+            f"ssl_ca_certs={trusted}",
+            "Hostname mismatch.+; name the host in the URL as the server's certificate does",
+        ),
+        (
+            authority.issue_cert("localhost"),
+            f"ssl_ca_certs={tmp_path / 'no.pem'}",
+            "; ssl_ca_certs in the URL must name a file with certificates in PEM",
+        ),
+        (
+            authority.issue_cert("localhost"),
+            f"ssl_ca_certs={trusted}&ssl_certfile={trusted}",
+            "; ssl_certfile and ssl_keyfile in the URL must name a certificate and its key",
+        ),
+    ):
+        with closing(tls_proxy(server.port, certificate)) as proxy:
+            url = f"rediss://localhost:{proxy.port}/0?{options}"
+            result = CliRunner().invoke(build(), ["status", "--redis", url])
+        assert result.exit_code == 3
+        assert re.search(remedy, result.stderr), result.stderr
+        assert result.stderr.count("\n") == 1
+
+
 def test_a_missing_file_of_an_authority_is_not_a_missing_server(proxy: Listener) -> None:
     url = f"rediss://localhost:{proxy.port}/0?ssl_ca_certs=/nope.pem"
     result = CliRunner().invoke(build(), ["status", "--redis", url])
     assert result.exit_code == 3
-    assert "No such file" in result.stderr
+    fault = "can't read /nope.pem, which ssl_ca_certs in the URL names: No such file or directory"
+    assert fault in result.stderr
     assert "start Redis" not in result.stderr
 
 
