@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from jobs.api.sampling import Sampling
-from tests.gpu.conftest import Load, distance, greatest
+from tests.gpu.conftest import DEVICE, Load, distance, greatest
 from tests.worker.checkpoints import FAMILIES
 from tests.worker.models.variants import CASES
 
@@ -17,6 +18,9 @@ from tests.worker.models.variants import CASES
 LENGTHS = (150, 11, 23)
 LIMITS = (24, 7, 16, 3, 24, 12)  # of six sequences in four slots
 ROUNDING = 2.0
+# Grouped products read the numbers of rows on the host, but in bf16 on some cards.
+MIXTURES = {"gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next"}
+GROUPED_AT = ((9, 0), (10, 0))  # compute capabilities of these
 LEAST = 0.01  # of the distance that roundings make: models with few layers have less on the CPU
 
 
@@ -63,6 +67,11 @@ def test_small_dtypes_round_as_on_the_cpu(
     # Decode computes what the prompt does: the greedy token has nearly the greatest logit.
     options = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
     generated = ours.generate([prompt[:20] for prompt in given], options)
+    if DEVICE.startswith("cuda"):
+        grouped = dtype == "bf16" and torch.cuda.get_device_capability(DEVICE) in GROUPED_AT
+        model: Any = ours._core.runner.model
+        made = len(model._graphs._graphs)
+        assert made > 0 or (family in MIXTURES and not grouped)
     for prompt, one in zip(given, generated, strict=True):
         whole = [*prompt[:20], *one.token_ids]
         after = ours.prompt_logits(whole)[len(prompt[:20]) - 1 : -1]

@@ -186,9 +186,10 @@ def test_drafts_change_no_token(
     assert looked_up or engine._core.speculation.accepted_tokens > 0
 
 
-def test_decode_steps_are_graphs(checkpoint: Callable[..., Path], load: Load) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_decode_steps_are_graphs(kind: str, checkpoint: Callable[..., Path], load: Load) -> None:
     """While sequences end, and while the cache grows beyond its first 256 columns."""
-    path = checkpoint("qwen3")
+    path = checkpoint(KINDS[kind])
     prompts = [[5 + i] * (3 + 12 * i) for i in range(20)]
     options = [GREEDY.model_copy(update={"max_tokens": 60 - 2 * i}) for i in range(20)]
     plain, engine = load(path, max_batch=20), load(path, max_batch=20)
@@ -202,16 +203,18 @@ def test_decode_steps_are_graphs(checkpoint: Callable[..., Path], load: Load) ->
         assert len(graphs[1]._graphs) > 1
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text"])
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.7, "top_k": 5}], ids=str)
 def test_a_decode_step_waits_once_for_the_device(
     fields: dict[str, Any],
+    family: str,
     checkpoint: Callable[..., Path],
     load: Load,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not DEVICE.startswith("cuda"):
         pytest.skip("CUDA tells when it is waited for")
-    engine = load(checkpoint("qwen3"))
+    engine = load(checkpoint(family))
     options = Sampling(**fields, max_tokens=100, ignore_eos=True, logprobs=True, top_logprobs=2)
     streams = [engine.generate_stream([5, 6 + i], options) for i in range(3)]
     for _ in range(8):

@@ -51,6 +51,11 @@ def mixture() -> Any:
     return import_module("worker.kernels.triton_mixture")
 
 
+def delta_net() -> Any:
+    """`worker.kernels.triton_delta_net`, where `serves` has been checked."""
+    return import_module("worker.kernels.triton_delta_net")
+
+
 def sampling() -> Any:
     """`worker.kernels.triton_sampling`, where `serves` has been checked."""
     return import_module("worker.kernels.triton_sampling")

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.kernels import delta_net as kernels
-from worker.kernels import library
+from worker.kernels import gpu, library
 from worker.layers.batch import Batch
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import RMSNorm
@@ -104,8 +104,10 @@ class GatedDeltaNet:
         shape = self._shape
         heads = shape.value_heads
         u, z, b, a = self._in(x).split((shape.channels, shape.values, heads, heads), dim=-1)
-        beta = b.sigmoid().float()  # [tokens, heads]
-        g = self._decay * F.softplus(a.float() + self._dt_bias)
+        g, beta = self._gates(a, b)
+        single = batch.short or batch.decode
+        if single is not None:
+            cache.stored().require(slots=single.high, positions=single.longest)
         outputs = []
         done, chunks = 0, batch.chunks
         if batch.short is not None and self._serves(u):
@@ -122,15 +124,33 @@ class GatedDeltaNet:
             state = cache.state[chunk.slot]
             outputs.append(recur_in_chunks(q, k, v, g[rows], beta[rows], state))
         o = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [tokens, heads, value_dim]
-        normed = self._norm(o.to(x.dtype).float()) * F.silu(z.float().view(o.shape))
-        return self._out(normed.to(x.dtype).flatten(1))
+        return self._out(self._gated_norm(o, z))
+
+    def _gates(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The logs of the decays, and the betas, of a and b [tokens, value_heads]: float32 [tokens,
+        value_heads]."""
+        if gpu.serves(a):
+            computed: tuple[Tensor, Tensor] = gpu.delta_net().gates(
+                a, b, self._decay, self._dt_bias
+            )
+            return computed
+        return self._decay * F.softplus(a.float() + self._dt_bias), b.sigmoid().float()
+
+    def _gated_norm(self, o: Tensor, z: Tensor) -> Tensor:
+        """norm(o) · silu(z) for o [tokens, value_heads, value_dim] and z [tokens, values] →
+        [tokens, values]."""
+        if gpu.serves(z):
+            computed: Tensor = gpu.delta_net().gated_norm(o, z, *self._norm.factors())
+            return computed
+        normed = self._norm(o.to(z.dtype).float()) * F.silu(z.float().view(o.shape))
+        return normed.to(z.dtype).flatten(1)
 
     def _decode(
         self, u: Tensor, g: Tensor, beta: Tensor, cache: RecurrentCache, slots: Tensor
     ) -> Tensor:
         """One token for each of n sequences: u [n, channels], g and beta [n, value_heads] → [n,
         value_heads, value_dim]."""
-        if self._serves(u):
+        if self._serves(u) or gpu.serves(u):
             return self._step(u, g, beta, cache, slots)
         inputs = torch.cat([cache.inputs[slots], u[:, None]], dim=1)  # [n, kernel, channels]
         cache.inputs[slots] = inputs[:, 1:]
@@ -141,14 +161,17 @@ class GatedDeltaNet:
         return output
 
     def _serves(self, u: Tensor) -> bool:
+        """True if the kernels of CPUs do: they compute rows of one sequence in their order."""
         return self._shape.key_dim <= kernels.MAX_KEY and library.serves(u)
 
     def _step(
         self, u: Tensor, g: Tensor, beta: Tensor, cache: RecurrentCache, slots: Tensor
     ) -> Tensor:
-        """`_decode` by kernels, for which rows may belong to one sequence."""
-        y = kernels.convolve(cache.inputs, slots, u, self._conv)
-        return kernels.recur(cache.state, slots, y, g, beta, self._shape.key_heads)
+        """`_decode` by kernels. On CPUs rows may belong to one sequence."""
+        own = kernels if self._serves(u) else gpu.delta_net()
+        y = own.convolve(cache.inputs, slots, u, self._conv)
+        output: Tensor = own.recur(cache.state, slots, y, g, beta, self._shape.key_heads)
+        return output
 
     def _split(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Convolution output [n, C] before its activation → q, k [n, value_heads, key_dim] and

@@ -20,11 +20,12 @@ from worker.kernels import gpu
 from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
+from worker.layers.recurrent_cache import RecurrentCache
 from worker.layers.replay import Inputs
 
 logger = logging.getLogger(__name__)
 
-ATTENDED = (FullKVCache, WindowKVCache)  # caches that the kernels of a graph read
+READ = (FullKVCache, WindowKVCache, RecurrentCache)  # caches that the kernels of a graph read
 MOST_ROWS = 512
 # Rows of graphs. Rows that fill up take little time, and to make a graph as long as a dozen steps.
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, *range(96, MOST_ROWS + 1, 32))
@@ -43,8 +44,9 @@ class Graph:
         self._batch = Batch.of_no_sequence(rows, inputs.batch.token_ids.device)
         self._x = None if inputs.x is None else inputs.x.new_zeros(rows, inputs.x.shape[1])
         given = replace(inputs, batch=self._batch, x=self._x)
-        self._fill(inputs)
-        compute(given)  # compiles kernels and allocates what libraries keep
+        # Compiles kernels, and allocates what libraries keep. No row belongs to a sequence yet:
+        # recurrent states must advance once, by the first call.
+        compute(given)
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream()
         torch.cuda.synchronize()
@@ -93,14 +95,14 @@ class Graphs:
             and batch.logits_rows is None
             and not inputs.rotations
             and len(batch.token_ids) <= MOST_ROWS
-            and all(isinstance(cache, ATTENDED) for cache in caches)
+            and all(isinstance(cache, READ) for cache in caches)
         )
 
     def __call__(self, compute: Compute, inputs: Inputs, caches: Sequence[LayerCache]) -> Tensor:
         """The result of `compute` [rows, …], for each row by itself."""
         group = inputs.batch.decode
         assert group is not None
-        stored = [cache.stored() for cache in caches if isinstance(cache, ATTENDED)]
+        stored = [cache.stored() for cache in caches if isinstance(cache, READ)]
         for one in stored:
             one.require(slots=group.high, positions=group.longest)
         place = [inputs.table_sizes, *[one.place for one in stored]]

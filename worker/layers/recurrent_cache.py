@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from worker.layers.cache import Moves, Size, resize_slots
+
+
+@dataclass(frozen=True)
+class StoredStates:
+    """The tensors of a cache while they are at one place."""
+
+    inputs: Tensor
+    state: Tensor
+
+    @cached_property
+    def place(self) -> tuple[int, int]:
+        """Their addresses."""
+        return self.inputs.data_ptr(), self.state.data_ptr()
+
+    def require(self, *, slots: int, positions: int) -> None:
+        """Raise IndexError unless there are that many slots: kernels trust their arguments. A slot
+        has any number of positions."""
+        if slots > len(self.state):
+            raise IndexError(f"{slots} slots, in a cache of {len(self.state)}")
 
 
 class RecurrentCache:
@@ -35,12 +56,27 @@ class RecurrentCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.inputs = torch.zeros(0, kernel - 1, channels, dtype=dtype, device=device)
-        self.state = torch.zeros(0, heads, key_dim, value_dim, device=device)  # float32
+        self._stored = StoredStates(
+            torch.zeros(0, kernel - 1, channels, dtype=dtype, device=device),
+            torch.zeros(0, heads, key_dim, value_dim, device=device),  # float32
+        )
+
+    @property
+    def inputs(self) -> Tensor:
+        return self._stored.inputs
+
+    @property
+    def state(self) -> Tensor:
+        return self._stored.state
+
+    def stored(self) -> StoredStates:
+        """The storage, for kernels: the same object until it is at another place."""
+        return self._stored
 
     def resize(self, size: Size, *, keep: int, moves: Moves = ()) -> None:
-        self.inputs = resize_slots(self.inputs, size.slots, keep)
-        self.state = resize_slots(self.state, size.slots, keep)
+        self._stored = StoredStates(
+            resize_slots(self.inputs, size.slots, keep), resize_slots(self.state, size.slots, keep)
+        )
 
     def bytes_for(self, size: Size) -> int:
         return size.slots * sum(

@@ -23,13 +23,17 @@ CARDS = {
 }
 WIDTHS = (128, 256)
 TENSORS = ("q", "k", "v", "keys", "values", "out", "sinks")
+TYPES = {
+    **{"scale": "fp32", "cap": "fp32", "partial": "*fp32", "sums": "*fp32", "pages": "*i32"},
+    **dict.fromkeys(("slots", "positions", "pieces"), "*i64"),
+}
 
 
-def shared_memory(kernel: Any, capability: int, dtype: str, **constants: int) -> int:
-    """Of the kernel for tensors of a dtype."""
-    types = {"scale": "fp32", "cap": "fp32", "partial": "*fp32", "sums": "*fp32"}
-    types |= dict.fromkeys(("slots", "positions", "pieces"), "*i64") | {"pages": "*i32"}
-    types |= dict.fromkeys(TENSORS, f"*{dtype}") | dict.fromkeys(constants, "constexpr")
+def shared_memory(
+    kernel: Any, capability: int, types: dict[str, str], constants: dict[str, int], warps: int
+) -> int:
+    """Of the kernel for arguments of these types; the others are integers."""
+    types = types | dict.fromkeys(constants, "constexpr")
     function = kernel.function
     signature = {name: types.get(name, "i32") for name in function.arg_names}
     # Addresses and strides are multiples of 16, as they are at run time: loads are wider then, and
@@ -42,37 +46,28 @@ def shared_memory(kernel: Any, capability: int, dtype: str, **constants: int) ->
     }
     source = ASTSource(function, signature, constants, attributes)
     target = GPUTarget("cuda", capability, 32)
-    options = {"num_warps": attention.CHUNK_WARPS}
+    options = {"num_warps": warps}
     return int(triton.compile(source, target=target, options=options).metadata.shared)
 
 
 def main() -> None:
     for card, (capability, memory) in CARDS.items():
         dtype = torch.float16 if capability < 80 else torch.bfloat16
-        short = "fp16" if capability < 80 else "bf16"
+        types = TYPES | dict.fromkeys(TENSORS, "*fp16" if capability < 80 else "*bf16")
         for width in WIDTHS:
             block = attention.columns(width, dtype, memory)
             sizes = {"dim": width, "width": width, "block": block, "capped": False}
             sizes["page"] = PAGE
             splits = {"most_splits": attention.SPLITS, "splits": 8, "least": attention.LEAST}
             groups = {"repeats": 4, "group": attention.GROUP, "whole": False}
+            decode = sizes | splits | groups
             used = shared_memory(
-                attention._attend,
-                capability,
-                short,
-                **sizes,
-                **splits,
-                **groups,
+                attention._attend, capability, types, decode, attention.CHUNK_WARPS
             )
             print("decode", card.replace(" ", "-"), width, used, memory, flush=True)
-            most = attention.tokens(width, dtype, memory)
+            sizes |= {"most": attention.tokens(width, dtype, memory), "has_sinks": False}
             used = shared_memory(
-                attention._attend_pieces,
-                capability,
-                short,
-                **sizes,
-                most=most,
-                has_sinks=False,
+                attention._attend_pieces, capability, types, sizes, attention.CHUNK_WARPS
             )
             print("chunks", card.replace(" ", "-"), width, used, memory, flush=True)
 

@@ -8,30 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.worker.kernels.nets import SLOTS, filled_net
 from worker.kernels import library
 from worker.kernels.library import Library
 from worker.layers.batch import Batch, Span
-from worker.layers.cache import Size
-from worker.layers.delta_net import DeltaShape, GatedDeltaNet
-from worker.layers.linear import LinearFactory
+from worker.layers.delta_net import DeltaShape
 from worker.layers.recurrent_cache import RecurrentCache
-
-SLOTS = 5
-
-
-def make(shape: DeltaShape, dtype: torch.dtype) -> tuple[GatedDeltaNet, RecurrentCache]:
-    random = torch.Generator().manual_seed(3)
-    net = GatedDeltaNet(
-        16, shape, LinearFactory(dtype, torch.device("cpu")), eps=1e-6, grouped=False
-    )
-    for name, slot in net.weight_map("net").items():
-        if name.endswith("conv1d.weight"):
-            slot.load(torch.randn(slot.shape, generator=random))
-    cache = net.make_cache()
-    cache.resize(Size(SLOTS, 1, 0), keep=0)
-    cache.inputs.copy_(torch.randn(cache.inputs.shape, generator=random))
-    cache.state.copy_(torch.randn(cache.state.shape, generator=random))
-    return net, cache
 
 
 @settings(max_examples=50)
@@ -65,7 +47,7 @@ def test_a_decode_step(
     slots = torch.randperm(SLOTS, generator=random)[:rows]
 
     def run() -> tuple[Tensor, RecurrentCache]:
-        net, cache = make(shape, dtype)
+        net, cache = filled_net(shape, dtype)
         return net._decode(u, g, beta, cache, slots), cache
 
     output, cache = run()
@@ -85,8 +67,8 @@ def test_tokens_of_one_sequence_are_computed_as_one_by_one(
 ) -> None:
     """Chunks of 5 and 9 tokens, beside a token."""
     spans = [Span(3, 7, [1], 1), Span(1, 4, [1] * 5, 1), Span(4, 9, [1] * 9, 1)]
-    net, together = make(DeltaShape(2, 6, 40, 72, 4), dtype)
-    _, alone = make(DeltaShape(2, 6, 40, 72, 4), dtype)
+    net, together = filled_net(DeltaShape(2, 6, 40, 72, 4), dtype)
+    _, alone = filled_net(DeltaShape(2, 6, 40, 72, 4), dtype)
     u = torch.randn(15, 592, generator=torch.Generator().manual_seed(6)).to(dtype)
     g, beta = -torch.rand(15, 6), torch.rand(15, 6)
     batch, _ = Batch.prepare(spans, torch.device("cpu"))
@@ -101,7 +83,7 @@ def test_tokens_of_one_sequence_are_computed_as_one_by_one(
 
 
 def test_a_spoiled_row_does_not_affect_others(kernels: Library) -> None:
-    net, cache = make(DeltaShape(1, 2, 16, 16, 4), torch.float32)
+    net, cache = filled_net(DeltaShape(1, 2, 16, 16, 4), torch.float32)
     u = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
     u[1] = float("nan")
     g, beta = torch.zeros(2, 2), torch.ones(2, 2)

@@ -1,6 +1,6 @@
-"""The Triton kernels of attention, norms, activations, mixtures and draws, in Triton's interpreter
-on the CPU against float64. `make triton` installs the package and runs this; tests/gpu runs them
-compiled."""
+"""The Triton kernels of attention, delta nets, norms, activations, mixtures and draws, in Triton's
+interpreter on the CPU against torch. `make triton` installs the package and runs this; tests/gpu
+runs them compiled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +20,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.kernels import gpu
+from tests.worker.kernels.nets import HIDDEN, filled_net
+from worker.kernels import gpu, library
 from worker.kernels.attention import PAGE, Stored
 from worker.layers.batch import Batch, Span
 from worker.layers.cache import pages_for
+from worker.layers.delta_net import DeltaShape
 from worker.layers.experts import combine, group
+from worker.layers.graphs import Graph
+from worker.layers.replay import Inputs
+from worker.layers.rope import Rotation
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs the package triton: make triton"
@@ -326,16 +332,114 @@ def test_a_kernel_is_compiled_for_each_kind_of_arguments() -> None:
     assert (function.compiled, function.started) == (8, 4)
 
 
-def test_the_kernels_of_attention_fit_in_the_shared_memory_of_cards(tmp_path: Path) -> None:
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delta nets are computed as on GPUs, all else by torch."""
+    served = SimpleNamespace(serves=lambda x: True, delta_net=gpu.delta_net)
+    monkeypatch.setattr(library, "active", lambda: None)
+    monkeypatch.setattr("worker.layers.delta_net.gpu", served)
+
+
+UNUSED = Rotation(torch.empty(0), torch.empty(0))
+NETS = {
+    "powers of two": DeltaShape(2, 4, 16, 8, 4),
+    "uneven": DeltaShape(3, 3, 20, 70, 2),
+    "blocks of values": DeltaShape(1, 3, 256, 40, 5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NETS, ids=lambda name: name.replace(" ", "-"))
+def test_delta_nets(name: str, dtype: torch.dtype, on_gpu: None) -> None:
+    """Single tokens beside a chunk, against torch."""
+    spans = [Span(3, 7, [1], 8), Span(0, 5, [1], 6), Span(1, 4, [1] * 5, 9)]
+    batch, _ = Batch.prepare(spans, torch.device("cpu"))
+    x = torch.randn(7, HIDDEN).to(dtype)
+    net, cache = filled_net(NETS[name], dtype)
+    found = net(x, UNUSED, cache, batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("worker.layers.delta_net.gpu", SimpleNamespace(serves=lambda x: False))
+        net, same = filled_net(NETS[name], dtype)
+        expected = net(x, UNUSED, same, batch)
+    # Roundings of intermediate values may fall the other way.
+    tolerance = 0.02 if dtype is torch.bfloat16 else 1e-5
+    for ours, theirs in ((found, expected), (cache.state, same.state)):
+        assert float((ours - theirs).norm() / theirs.norm()) < tolerance
+    assert torch.equal(cache.inputs, same.inputs)
+
+
+def test_gates_far_from_zero() -> None:
+    """Small decays keep their digits, and NaN stays."""
+    a = torch.tensor([[-80.0, -30.0, -17.0, -9.0, 0.0, 9.0, 30.0, float("nan")]])
+    ones, zeros = torch.ones(8), torch.zeros(8)
+    log_decay, beta = gpu.delta_net().gates(a, a, ones, zeros)
+    torch.testing.assert_close(
+        log_decay.double(), F.softplus(a.double()), rtol=1e-5, atol=0, equal_nan=True
+    )
+    torch.testing.assert_close(beta, a.sigmoid(), equal_nan=True)
+
+
+def test_rows_of_no_sequence_change_no_state(on_gpu: None) -> None:
+    """They give zeros, and the other rows do not depend on them."""
+    net, cache = filled_net(NETS["powers of two"], torch.float32)
+    u, g, beta = torch.randn(4, 96), -torch.rand(4, 4), torch.rand(4, 4)
+    u[1] = float("nan")
+    output = net._decode(u, g, beta, cache, torch.tensor([2, -1, 0, -1]))
+    net, alone = filled_net(NETS["powers of two"], torch.float32)
+    expected = net._decode(u[::2], g[::2], beta[::2], alone, torch.tensor([2, 0]))
+    assert torch.equal(output[::2], expected)
+    assert torch.equal(output[1::2], torch.zeros(2, 4, 8))
+    assert torch.equal(cache.state, alone.state)
+    assert torch.equal(cache.inputs, alone.inputs)
+
+
+def test_a_graph_advances_each_state_once(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when it is made. A fourth row fills it up."""
+    spans = [Span(slot, 7, [1], 8) for slot in (0, 1, 3)]
+    batch, _ = Batch.prepare(spans, torch.device("cpu"))
+    x = torch.randn(3, HIDDEN)
+    net, cache = filled_net(NETS["powers of two"], torch.float32)
+    captured = SimpleNamespace(
+        capture_begin=lambda *_, **options: None,
+        capture_end=lambda: None,
+        replay=lambda: graph._out.copy_(compute(given[-1])),
+    )
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: captured)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    given: list[Inputs] = []
+
+    def compute(inputs: Inputs) -> Tensor:
+        given.append(inputs)
+        assert inputs.x is not None
+        return net(inputs.x, UNUSED, cache, inputs.batch)
+
+    other, expected = filled_net(NETS["powers of two"], torch.float32)
+    graph: Graph = Graph(compute, Inputs(batch, x), 4, None)
+    assert torch.equal(cache.state, expected.state)
+    assert torch.equal(cache.inputs, expected.inputs)
+    for _ in range(2):
+        found = graph(Inputs(batch, x)), other(x, UNUSED, expected, batch)
+        torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(cache.state, expected.state, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("script", "count"), [("compile_attention", 4 * 2 * 2), ("compile_delta_net", 4 * 2 * 4)]
+)
+def test_the_kernels_fit_in_the_shared_memory_of_cards(
+    script: str, count: int, tmp_path: Path
+) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     del environment["TRITON_INTERPRET"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.worker.kernels.compile_attention"],
+        [sys.executable, "-m", f"tests.worker.kernels.{script}"],
         env=environment,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 4 * 2 * 2
+    assert len(lines) == count
     assert [line for line in lines if int(line[3]) > int(line[4])] == []

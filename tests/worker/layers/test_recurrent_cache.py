@@ -103,3 +103,22 @@ def test_bytes_for_counts_what_resize_allocates(net: GatedDeltaNet) -> None:
     held = cache.inputs.nbytes + cache.state.nbytes
     assert held == cache.bytes_for(Size(SLOTS, 64, 9)) == cache.bytes_for(Size(SLOTS, 10**6, 0))
     assert cache.bytes_for(Size(2 * SLOTS, 64, 9)) == 2 * held
+
+
+def test_what_lies_outside_the_cache_is_refused(net: GatedDeltaNet) -> None:
+    cache = new_cache(net)
+    run(net, cache, [span(SLOTS - 1, 3, 1)])
+    with pytest.raises(IndexError):
+        run(net, cache, [span(SLOTS, 3, 1)])
+
+
+def test_the_storage_is_known_by_its_place(net: GatedDeltaNet) -> None:
+    cache = new_cache(net)
+    place = cache.stored().place
+    run(net, cache, [span(1, 0, 3), span(2, 4, 1)])
+    cache.clear(2)
+    cache.resize(Size(SLOTS, 512, 0), keep=SLOTS)
+    assert cache.stored().place == place
+    kept = cache.stored()  # whose memory nothing else gets
+    cache.resize(Size(2 * SLOTS, 512, 0), keep=SLOTS)
+    assert not {*cache.stored().place} & {*kept.place}
