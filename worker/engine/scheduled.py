@@ -72,18 +72,14 @@ class ScheduledSequence(NamedTuple):
             if not token.finite or token.token_id != proposed:
                 break
             number += 1
-        return Verified(
-            sampled[:number],
-            spoiled=not all([one.finite for one in sampled[number:]]),
-        )
+        return Verified(sampled[:number])
 
 
 class Verified(NamedTuple):
     """The tokens that a step drew for one sequence: none, or the right tokens of its draft and one
-    more. `spoiled`: the slot may hold NaN after them."""
+    more."""
 
     tokens: SequenceOf[Sampled] = ()
-    spoiled: bool = False
 
     @property
     def accepted(self) -> int:

@@ -210,9 +210,7 @@ class Scheduler:
             self.remove(sequence, poisoned=True)
         elif sequence.ended:
             self.finish_rate.count()
-            self.remove(sequence, poisoned=drawn.spoiled)
-        elif drawn.spoiled:  # its slot may hold NaN after its last token
-            self._preempt(sequence, first=True)
+            self.remove(sequence)
 
     def _select_alone(self) -> list[Selected]:
         """The sequence whose state is saved, if the last step was not its own."""
@@ -487,10 +485,10 @@ class Scheduler:
         waits = self.book.wait_for_others(sequence.computed + count, since, blocked=True)
         return waits and self.book.is_oldest(since)
 
-    def _preempt(self, sequence: Sequence, *, first: bool = False) -> None:
+    def _preempt(self, sequence: Sequence) -> None:
         self._leave(sequence)
         self._release(sequence)
-        self.waiting.put_back(sequence, first=first or not self._preemptible(sequence))
+        self.waiting.put_back(sequence, first=not self._preemptible(sequence))
 
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

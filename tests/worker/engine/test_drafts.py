@@ -12,12 +12,16 @@ import pytest
 import torch
 
 from jobs.api.sampling import Sampling
-from tests.worker.checkpoints import make_checkpoint
+from tests.worker.checkpoints import KINDS, make_checkpoint, make_shallow_checkpoint
 from tests.worker.engine.drafted import perturbed
 from worker import Engine
+from worker.cache.pool import CachePool
 from worker.engine.sequence import Sequence
 from worker.kernels import library
+from worker.kernels.attention import PAGE
 from worker.layers.cache import Size
+from worker.layers.kv_cache import FullKVCache, WindowKVCache
+from worker.layers.recurrent_cache import RecurrentCache
 from worker.speculative.acceptance import LONGEST_SEQUENCE_PAUSE, Acceptance
 from worker.speculative.ngram import Lookup
 from worker.speculative.proposer import Draft
@@ -158,35 +162,68 @@ class Wrong:
         drafts = []
         for sequence, number in wanted:
             answer = self._answers[tuple(sequence.prompt_ids)]
-            drafts.append(Draft([answer[len(sequence.output_ids)] + 1] * number))
+            drafts.append(Draft([(answer[len(sequence.output_ids)] + 1) % 256] * number))
         return drafts
 
 
-def test_logits_after_a_wrong_draft_that_are_not_finite_harm_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_wrong_draft_leaves_may_be_nan(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong draft has a token that the model would never compute."""
+    """It has a token that the model would never compute. Its logits are void, and what it has left
+    in the caches is taken back or overwritten before it is read: also by whoever begins with the
+    pages that are kept of the sequence."""
+    folder = make_shallow_checkpoint(tmp_path / kind, KINDS[kind])
     prompts = [PROMPT, PROMPT[:9]]
     expected = load(folder).generate(prompts, GREEDY)
+    stop = GREEDY.model_copy(update={"stop_token_ids": [expected[0].token_ids[6]]})
+    stopped = load(folder).generate(prompts, stop)
+    longer = [prompt + one.token_ids for prompt, one in zip(prompts, stopped, strict=True)]
     engine = load(folder, draft="ngram")
     core, model = engine._core, engine._core.runner.model
     pairs = zip(prompts, expected, strict=True)
     wrong = Wrong({tuple(prompt): one.token_ids for prompt, one in pairs})
     monkeypatch.setattr(core.speculation, "_proposer", wrong)
     monkeypatch.setattr(core.speculation, "_costs", None)
-    spoiled = []
+    spoiled = 0
 
-    def poisoned(batch: Any, caches: Any) -> torch.Tensor:
-        logits = model(batch, caches)
-        if batch.chunks and 1 < batch.chunks[-1].length <= 5:  # it ends with a draft
-            spoiled.append(1)
-            logits[-1] = float("nan")
+    def spoiling(batch: Any, caches: Any) -> torch.Tensor:
+        nonlocal spoiled
+        logits: torch.Tensor = model(batch, caches).clone()
+        row = 0
+        for one in core._scheduler.scheduled:
+            row += 1 + len(one.draft.token_ids)
+            if one.draft.token_ids:
+                spoiled += 1
+                logits[row - len(one.draft.token_ids) : row] = torch.nan
+                start = one.sequence.computed + one.tokens
+                spoil(core.runner.pool, one.slot, start, start + len(one.draft.token_ids))
         return logits
 
-    monkeypatch.setattr(core.runner, "model", poisoned)
+    monkeypatch.setattr(core.runner, "model", spoiling)
     assert engine.generate(prompts, GREEDY) == expected
-    assert len(spoiled) > 3
-    assert core.speculation.accepted_tokens == 0
+    assert engine.generate(prompts, stop) == stopped
+    assert spoiled > 9 and core.speculation.accepted_tokens == 0
+    monkeypatch.setattr(core.speculation, "_proposer", None)
+    before = core.prefix.cached_tokens
+    assert engine.generate(longer, GREEDY) == load(folder).generate(longer, GREEDY)
+    assert core.prefix.cached_tokens > before
+
+
+def spoil(pool: CachePool, slot: int, start: int, end: int) -> None:
+    """Give a slot NaN in all that the tokens [start, end) have written."""
+    for layer in pool.layers:
+        if isinstance(layer, RecurrentCache):
+            layer.inputs[slot] = layer.state[slot] = torch.nan
+        for position in range(start, end):
+            if isinstance(layer, WindowKVCache):
+                at, column = slot, position % layer.stored().keys.shape[2]
+            elif isinstance(layer, FullKVCache):
+                (at,) = pool.table.pages(slot, position // PAGE * PAGE, position + 1)
+                column = position % PAGE
+            else:
+                continue
+            layer.stored().keys[at, :, column] = layer.stored().values[at, :, column] = torch.nan
 
 
 def test_a_draft_whose_logits_are_not_finite_is_not_asked_again(

@@ -305,7 +305,7 @@ def test_a_preempted_answer_goes_on_with_forced_tokens(load: Load) -> None:
         newest = self.running[-1] if self.running else None
         if core.steps % 3 == 0 and isinstance(newest, Sequence) and newest.output_ids:
             preempted.append(len(newest.output_ids))
-            self._preempt(newest, first=True)
+            self._preempt(newest)
         return schedule(self)
 
     with pytest.MonkeyPatch.context() as patch:

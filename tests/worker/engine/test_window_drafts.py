@@ -44,7 +44,7 @@ def test_a_sequence_that_resumes_with_several_pending_tokens_drafts_fewer(folder
             core.add([sequence])
             while len(sequence.output_ids) < tokens:
                 engine.step()
-            core._scheduler._preempt(sequence, first=True)
+            core._scheduler._preempt(sequence)
             sequence.acceptance.rate = 0.999
             while engine.step():
                 pass
