@@ -3,10 +3,9 @@
 Each sequence occupies one slot, and pages for the tokens that it has: of the caches of every layer,
 of the model and of its draft if it has one. A page stays when its slot is released, if the store of
 prefixes keeps it. Sequences that begin with kept pages share them. Where no page is free, storage
-grows: it doubles as long as the share allows it; otherwise the least recently used pages are
-evicted, and where these are too few, storage grows by what is needed, and by an eighth, so that it
-is not copied again soon. Copies and snapshots have the rest of the limit. When other models need
-memory, `give_back` shrinks all to what sequences use.
+grows, or kept pages are evicted: `worker.cache.growth` says to which sizes. Copies and snapshots
+have the rest of the limit. When other models need memory, `give_back` shrinks all to what sequences
+use.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from worker.cache.changes import (
     Release,
     Resize,
 )
-from worker.cache.page_numbers import PageNumbers
+from worker.cache.growth import Growth, Room, in_steps
+from worker.cache.page_numbers import PageNumbers, Row
 from worker.cache.prefix_store import BLOCK, Block, PrefixStore, StateRef
 from worker.cache.sizes import CacheSizes
 from worker.cache_memory import CacheShare
 from worker.layers.cache import Size, pages_for
 
-FIRST_COLUMNS = 256  # tokens per slot in the first allocation
-GROWTH = 8  # one page of this many is allocated in addition where that evicts kept state
 MOSTLY_FREE = 4  # one page of this many, or fewer, is used
 NOTHING = Size(0, 0, 0)
 
@@ -59,7 +57,8 @@ class CacheBook:
         self._pages = PageNumbers()
         self.kept.on_drop_page = self._pages.drop
         self._share = share
-        self._max_slots, self._max_columns = max_slots, max_columns
+        self._max_slots = max_slots
+        self._growth = Growth(sizes, max_slots=max_slots, max_columns=max_columns)
         self._free = list(range(max_slots))
         self._used: dict[int, int] = {}  # the columns that each slot in use needs
         self._size = NOTHING  # allocated
@@ -152,7 +151,7 @@ class CacheBook:
         the limit forbids it."""
         missing = self._pages.missing(slot, columns)
         enough = not missing and slot < self._size.slots and columns <= self._size.columns
-        if not enough and not self._have(columns, missing):
+        if not (enough or self._have(columns, missing) or self._have_alone(columns, missing)):
             return False
         if missing:
             self.emit(Place(tuple(self._pages.take(slot, [None] * missing))))
@@ -231,103 +230,82 @@ class CacheBook:
     def _have(self, columns: int, count: int) -> bool:
         """Have storage for `columns` tokens in each slot in use, and so many free pages. Returns
         False, with nothing changed, if the limit forbids it."""
-        size = self._size
-        slots = size.slots if size.slots == self._max_slots else max(self._used, default=-1) + 1
+        size, growth = self._size, self._growth
+        in_use = max(self._used, default=-1) + 1
+        slots = size.slots if size.slots == self._max_slots else in_use
         needed = Size(slots, columns, self._pages.used + count)
         if all(has >= need for has, need in zip(size, needed, strict=True)):
             return True
-        least = Size(*[max(pair) for pair in zip(size, needed, strict=True)])
-        doubled, fair = self._doubled(least), self._share.fair
-        stepped = least._replace(columns=min(doubled.columns, _stepped(least.columns)))
+        stepped, fair = growth.stepped(size, needed), self._share.fair
         self._share.take(min(self.sizes.storage(stepped) + self.kept.nbytes, fair))
-        if self._grow_freely(least, stepped, doubled, fair):
-            return True
-        if least._replace(pages=size.pages) == size and self._evict(least.pages - size.pages):
-            return True
-        if self._grow_by_force(stepped) or self._grow_by_force(least):
+        if self._have_one(growth.attempts(size, needed, self._room()), needed.pages):
             return True
         # Without the rows of slots that were in use.
-        fewer = least._replace(slots=max(self._used, default=-1) + 1)
-        wanted = self.sizes.storage(fewer) + self.kept.pinned_bytes
-        return self._share.take(wanted) and self._grow_by_force(fewer)
-
-    def _doubled(self, least: Size) -> Size:
-        """A size of at least this, with columns and pages that double, for less growth later."""
-        columns = max(self._size.columns, FIRST_COLUMNS)
-        while columns < least.columns:
-            columns *= 2
-        columns = min(columns, max(self._max_columns, least.columns))
-        pages = max(self._size.pages, self._max_slots * pages_for(FIRST_COLUMNS))
-        while pages < least.pages:
-            pages *= 2
-        most = self._max_slots * pages_for(self._max_columns)
-        return Size(least.slots, columns, min(pages, max(most, least.pages)))
-
-    def _grow_freely(self, least: Size, stepped: Size, doubled: Size, fair: int) -> bool:
-        """Allocate more than is needed now, evicting no page, and snapshots within half of the
-        limit only: twice as much in the fair part of the memory, or else an eighth more. Snapshots
-        have the other half."""
-        limit = self.limit_bytes
-        most = max(limit // 2, self.sizes.storage(self._size))
-        easy = min(limit, fair, most if self.sizes.needs_snapshots else limit)
-        beside = easy - self.kept.nbytes
-        everywhere = doubled._replace(slots=self._max_slots)
-        rest = (most if self.sizes.needs_snapshots else limit) - self.kept.nbytes
-        larger = self._eighth_more(stepped, rest)
-        return (
-            self._resize(everywhere, beside)
-            or self._resize(everywhere._replace(columns=stepped.columns), max(beside, easy // 2))
-            or self._resize(doubled, beside)
-            or (larger.pages >= least.pages and self._resize(larger, rest))
+        columns, pages = max(size.columns, columns), max(size.pages, needed.pages)
+        fewer = Size(in_use, columns, pages)
+        return self._share.take(self.sizes.storage(fewer) + self.kept.pinned_bytes) and (
+            self._have_one(growth.forced(size, fewer, self._room()), needed.pages)
         )
 
-    def _grow_by_force(self, size: Size) -> bool:
-        """Allocate this size and an eighth more pages, or as many as the limit has room for; pages
-        are evicted for the rest."""
-        limit = self.limit_bytes - self.kept.pinned_bytes
-        larger = self._eighth_more(size, limit)
-        lacking = size.pages - larger.pages
-        if not self._fits(larger, limit) or (lacking > 0 and not self._evict(lacking)):
+    def _have_alone(self, columns: int, count: int) -> bool:
+        """As `_have`, if one slot is in use: all that is kept gives way to it. Whatever fits alone
+        in the lowest slot thus gets its storage."""
+        if len(self._used) > 1:
             return False
-        return self._resize(larger, limit)
+        needed = Size(max(self._used) + 1, columns, self._pages.in_slots + count)
+        self._share.take(self.sizes.storage(needed) + self.kept.pinned_bytes)
+        size = next(self._growth.exact(needed, self._room()), None)
+        if size is None:
+            return False
+        self.kept.evict_some(len(self.kept), lambda page: False)
+        self._allocate(size)
+        return True
 
-    def _eighth_more(self, size: Size, limit: int) -> Size:
-        """A size with more pages, or with as many as the limit has room for."""
-        page = self.sizes.storage(Size(0, 0, 1))
-        pages = size.pages + size.pages // GROWTH
-        if page:
-            rest = limit - self.sizes.storage(size._replace(pages=0))
-            pages = max(self._size.pages, min(pages, rest // page))
-        return size._replace(pages=pages)
+    def _room(self) -> Room:
+        limit, kept = self.limit_bytes, self.kept
+        storage = limit if self._lacking is None else min(limit, self._lacking[0] - 1)
+        return Room(limit, self._share.fair, storage, kept.nbytes, kept.pinned_bytes)
+
+    def _have_one(self, sizes: Iterable[Size], pages: int) -> bool:
+        """Have the first of these sizes that what is kept gives way to, so that so many pages are
+        enough. Returns False if there is none."""
+        return any(self._have_size(size, pages - size.pages) for size in sizes)
+
+    def _have_size(self, size: Size, lacking: int) -> bool:
+        """Have this size, with so many kept pages evicted, and snapshots."""
+        if lacking > 0 and not self._evict(lacking):
+            return False
+        if size != self._size:
+            if not self.kept.shrink(self.limit_bytes - self.sizes.storage(size)):
+                return False
+            self._allocate(size)
+        return True
 
     def _evict(self, pages: int) -> bool:
-        """Evict kept pages. Returns False, with nothing changed, if they are too few."""
-        return self.kept.evict_pages(pages, self._pages.in_slot)
-
-    def _fits(self, size: Size, limit: int) -> bool:
-        nbytes = self.sizes.storage(size)
-        return nbytes <= limit and self._may_have(nbytes)
-
-    def _resize(self, size: Size, limit: int) -> bool:
-        """Allocate this size, with copies and snapshots evicted for it. Returns False, with nothing
-        changed, if the limit forbids it."""
-        if not self._fits(size, limit):
-            return False
-        if not self.kept.shrink(self.limit_bytes - self.sizes.storage(size)):
-            return False
-        self.emit(Resize(size, min(size.slots, self._size.slots)))
-        self._size = size
-        self._pages.grow(size.pages)
-        return True
+        """Evict kept pages: where there are enough, one for each slot in use, so that the store is
+        not searched for each that their next tokens need. Returns False, with nothing changed, if
+        they are too few."""
+        idle, in_slot = self._pages.used - self._pages.in_slots, self._pages.in_slot
+        return pages <= idle and self.kept.evict_pages(pages, in_slot, most=len(self._used))
 
     def _shrink(self, size: Size) -> None:
         """Allocate less, but no fewer pages than are used."""
         if size.pages == 0 == size.slots:
             self._deallocate()
-            return
-        moves, rows = self._pages.shrink(size.pages)
+        else:
+            self._allocate(size)
+
+    def _allocate(self, size: Size) -> None:
+        """Allocate this size, with no fewer pages than are used. They move to lower numbers if it
+        has fewer than there are."""
+        moves: list[tuple[int, int]] = []
+        rows: list[Row] = []
+        if size.pages < self._size.pages:
+            moves, rows = self._pages.shrink(size.pages)
+        else:
+            self._pages.grow(size.pages)
+        self.emit(Resize(size, min(size.slots, self._size.slots), tuple(moves)))
         self._size = size
-        self.emit(Resize(size, size.slots, tuple(moves)))
         if rows:
             self.emit(Place(tuple(rows)))
 
@@ -437,7 +415,7 @@ class CacheBook:
         flight."""
         if not self._used:
             return Size(0, 0, self._pages.used)
-        columns = min(_stepped(max(self._used.values()) + 1), self._size.columns)
+        columns = min(in_steps(max(self._used.values()) + 1), self._size.columns)
         return Size(min(max(self._used) + 1, self._size.slots), columns, self._pages.used)
 
     def _storage_needed(self) -> int:
@@ -448,11 +426,6 @@ class CacheBook:
         self.emit(Release())
         self._pages.clear()
         self._size = NOTHING
-
-
-def _stepped(columns: int) -> int:
-    """Columns of the storage if it grows in steps."""
-    return -(-columns // FIRST_COLUMNS) * FIRST_COLUMNS
 
 
 def no_memory(tokens: int, fact: str) -> JobError:

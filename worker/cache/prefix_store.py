@@ -206,10 +206,10 @@ class PrefixStore(Generic[Kept]):
         self.shrink(max(before - nbytes, held))
         return before - self.nbytes
 
-    def evict_pages(self, count: int, in_slot: Callable[[int], bool]) -> bool:
-        """Evict until so many pages are free that no slot has. Returns False, with nothing changed,
-        if they are too few."""
-        victims, free = self._victims(count, in_slot)
+    def evict_pages(self, count: int, in_slot: Callable[[int], bool], *, most: int = 0) -> bool:
+        """Evict until so many pages are free that no slot has, or `most` if that is more and they
+        are there. Returns False, with nothing changed, if they are too few."""
+        victims, free = self._victims(count, max(count, most), in_slot)
         if free < count:
             return False
         self._evict_pages(victims)
@@ -217,7 +217,7 @@ class PrefixStore(Generic[Kept]):
 
     def evict_some(self, count: int, in_slot: Callable[[int], bool]) -> None:
         """Evict up to so many pages that no slot has."""
-        self._evict_pages(self._victims(count, in_slot)[0])
+        self._evict_pages(self._victims(count, count, in_slot)[0])
 
     def _evict_pages(self, victims: Iterable[bytes]) -> None:
         for key in victims:
@@ -227,13 +227,16 @@ class PrefixStore(Generic[Kept]):
                 self.on_evict(key)
                 self._remove(key)
 
-    def _victims(self, count: int, in_slot: Callable[[int], bool]) -> tuple[list[bytes], int]:
+    def _victims(
+        self, least: int, most: int, in_slot: Callable[[int], bool]
+    ) -> tuple[list[bytes], int]:
         """The keys of blocks to evict, each before its parent, and the number of pages that are
-        free then: up to `count`. The least recently used ones that have no page in a slot; where
-        these are too few, also blocks that continue others and have: their slots keep the page."""
-        found, free = self._evictable(count, in_slot, whole=False)
-        if len(free) < count:
-            found, free = self._evictable(count, in_slot, whole=True)
+        free then: up to `most`. The least recently used ones that have no page in a slot; where
+        these are less than `least`, also blocks that continue others and have: their slots keep
+        the page."""
+        found, free = self._evictable(most, in_slot, whole=False)
+        if len(free) < least:
+            found, free = self._evictable(least, in_slot, whole=True)
         gone = {*free}
         for key in reversed(found):
             if self._blocks[key].parent in gone:

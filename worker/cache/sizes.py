@@ -41,6 +41,7 @@ class CacheSizes:
         everything = [*layers, *draft_layers]
         self._all = [layer.bytes_for for layer in everything]
         self._token_bytes = sum(layer.token_bytes for layer in paged(layers))
+        self.has_pages = bool(paged(layers))
         self._at_end = [layer.bytes_for for layer in by_slot(layers)]
         # The state of some layers depends on where the sequence ends.
         self.needs_snapshots = bool(self._at_end)
@@ -51,7 +52,7 @@ class CacheSizes:
 
     def storage(self, size: Size) -> int:
         """Bytes of the storage."""
-        pages = 0 if self._token_bytes else size.pages * BOOKKEEPING
+        pages = 0 if self.has_pages else size.pages * BOOKKEEPING
         return pages + self._ranks * sum(bytes_for(size) for bytes_for in self._all)
 
     def sequence(self, tokens: int) -> int:

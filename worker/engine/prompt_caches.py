@@ -11,8 +11,9 @@ from jobs.api.params import MessageInput
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from worker import device as devices
-from worker.cache.book import FIRST_COLUMNS, CacheBook
+from worker.cache.book import CacheBook
 from worker.cache.copies import Copy
+from worker.cache.growth import FIRST_COLUMNS
 from worker.cache.prefix_state import Adopt, PrefixState, pinnable
 from worker.cache.prefix_store import BLOCK, StateRef
 from worker.cache.session_states import SessionStates

@@ -391,6 +391,9 @@ class Scheduler:
         """Move a waiting sequence into the batch, or fail it if it can never fit. Returns False if
         it has to wait."""
         self.admitting = sequence
+        if not self.book.fits_alone(sequence.length):
+            self._fail(sequence, self.book.too_large(sequence.length))
+            return True
         while True:
             if sequence.slot is None:
                 sequence.slot = self.book.acquire()
@@ -451,20 +454,21 @@ class Scheduler:
         """Reserve KV cache for `count` more tokens, preempting newer sequences if necessary.
         Returns False if the sequence itself was preempted or failed."""
         assert sequence.slot is not None
-        while not self.book.reserve(sequence.slot, sequence.computed + count):
+        columns = sequence.computed + count
+        while not self.book.reserve(sequence.slot, columns):
             newest = self.running[-1]
             paused = self.waiting.newest_paused(sequence)
+            if not self.book.fits_alone(columns):
+                self._fail(sequence, self.book.too_large(sequence.length))
+                return False
             if paused is not None:
                 self._release(paused)
             elif newest is not sequence:
                 self._preempt(newest)
-            elif len(self.running) == 1 and self._keeps_its_place(sequence, count):
+            elif len(self.running) == 1 and self._keeps_its_place(sequence, columns):
                 return False
-            elif len(self.running) > 1 or self.book.fits_alone(sequence.computed + count):
-                self._preempt(sequence)  # fits once older sequences have ended
-                return False
-            else:
-                self._fail(sequence, self.book.too_large(sequence.length))
+            else:  # it fits in the lowest slot once older sequences have ended
+                self._preempt(sequence)
                 return False
         return True
 
@@ -478,11 +482,11 @@ class Scheduler:
             self._release(one)
         return True
 
-    def _keeps_its_place(self, sequence: Sequence, count: int) -> bool:
+    def _keeps_its_place(self, sequence: Sequence, columns: int) -> bool:
         """True if the only sequence that runs waits for memory of other models in its slot. A
         younger one gives its memory up, so that they never wait for each other."""
         since = sequence.arrived_at
-        waits = self.book.wait_for_others(sequence.computed + count, since, blocked=True)
+        waits = self.book.wait_for_others(columns, since, blocked=True)
         return waits and self.book.is_oldest(since)
 
     def _preempt(self, sequence: Sequence) -> None:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 import torch
 
 from tests.worker.engine.fakes import (
-    CONTEXT,
     Applied,
     FakeLayer,
+    FakeRing,
+    FakeRows,
     FakeSlotLayer,
     layer_of,
     make_caches,
 )
-from worker.cache.book import FIRST_COLUMNS, CacheBook
-from worker.cache.changes import Place
+from worker.cache.book import CacheBook
+from worker.cache.changes import Place, Resize
 from worker.cache.copies import Copy
+from worker.cache.growth import FIRST_COLUMNS
 from worker.cache.pool import CachePool
 from worker.cache.prefix_store import Block, StateRef
-from worker.cache.sizes import CacheSizes
-from worker.cache_memory import alone
+from worker.cache.sizes import BOOKKEEPING
 from worker.kernels.attention import PAGE
-from worker.layers.cache import Size, pages_for
+from worker.layers.cache import LayerCache, Size, pages_for
 
 
 @torch.inference_mode()
@@ -242,7 +246,7 @@ def test_a_page_that_moves_leaves_the_later_ones_of_its_slot() -> None:
 
 def test_what_is_evicted_is_told_before_pages_move(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions read it then, and the device has not made the changes yet."""
-    book, pool = make_caches(slots=4, needs_clearing=True)
+    book, pool = make_caches(slots=4, kinds=(FakeLayer, FakeSlotLayer))
     first, slot = acquired(book, 48, 16)
     write(pool, slot, 16)
     (block,) = kept(book, slot, PAGE)
@@ -263,20 +267,9 @@ def test_what_is_evicted_is_told_before_pages_move(monkeypatch: pytest.MonkeyPat
     check(pool, slot, 16)
 
 
-class Rows(FakeSlotLayer):
-    """A row of as many bytes as a page per slot."""
-
-    def bytes_for(self, size: Size) -> int:
-        return size.slots * PAGE
-
-
 def with_rows(limit: int) -> CacheBook:
     """Caches of a paged layer and one with rows."""
-    pool = CachePool(lambda: [FakeLayer(), Rows()], slots=4)
-    sizes = CacheSizes([FakeLayer(), Rows()])
-    book = Applied(sizes, max_slots=4, max_columns=CONTEXT, share=alone(limit))
-    book.pool = pool
-    return book
+    return make_caches(limit, kinds=(FakeLayer, FakeRows))[0]
 
 
 def test_rows_are_freed_with_the_last_slot_also_where_pages_are_kept() -> None:
@@ -312,9 +305,88 @@ def test_snapshots_get_their_half_again_once_sequences_need_less() -> None:
     assert book.reserve(second, 2 * PAGE)
 
 
+@pytest.mark.parametrize("kinds", [(FakeLayer, FakeRows), (FakeLayer, FakeRing), (FakeRing,)])
+@pytest.mark.parametrize("seed", range(40))
+def test_a_slot_that_is_alone_has_what_fits_alone_whatever_was_there_before(
+    kinds: tuple[type[LayerCache], ...], seed: int
+) -> None:
+    """Pages, rows and columns that others had, or that are kept, take nothing from it."""
+    rng, limit = random.Random(seed), 40 * (PAGE if FakeLayer in kinds else BOOKKEEPING)
+    book, pool = make_caches(limit, kinds=kinds)
+    slots: list[int] = []
+    for _ in range(60):
+        slot = book.acquire() if rng.random() < 0.4 else None
+        if slot is not None:
+            slots.append(slot)
+        elif slots:
+            slot = rng.choice(slots)
+            if book.reserve(slot, rng.randint(1, 600)) and rng.random() < 0.5:
+                keep_new(book, slot)
+            if rng.random() < 0.3:
+                slots.remove(slot)
+                book.release(slot)
+        assert book.bytes_held <= limit
+    while 0 not in slots:
+        slots.append(book.acquire() or 0)
+    for slot in {*slots} - {0}:
+        book.release(slot)
+    columns = max(book._used[0], PAGE * len(book._pages.of(0)))
+    step = rng.choice([1, 7, 100])
+    while book.fits_alone(columns):
+        assert book.reserve(0, columns) and book.bytes_held <= limit
+        columns += step
+    assert columns > 300
+    pages = book._pages.of(0)
+    assert pool.table.pages(0, 0, PAGE * len(pages)) == [*pages]
+
+
+def keep_new(book: CacheBook, slot: int) -> None:
+    """Keep the pages of a slot that nobody keeps, some with snapshots."""
+    for page in book._pages.of(slot):
+        if not book._pages.kept(page):
+            copy = book.new_copy(book.sizes.snapshot(1))
+            key = copy.number.to_bytes(8, "big")
+            block: Block[StateRef] = Block(b"", PAGE)
+            book.kept.extend({key: block})
+            book._pages.keep(page, block)
+            if copy.number % 8 == 0 and book.kept.shrink(book.bytes_beside - copy.nbytes):
+                book.kept.attach(key, copy)
+
+
+def test_a_slot_gets_less_than_an_eighth_more_if_the_device_has_no_more() -> None:
+    book, _ = make_caches(limit=1000 * PAGE)
+    book.resize_failed(Resize(Size(1, 101 * PAGE, 101), 1), "no room")
+    slot = book.acquire()
+    assert slot is not None and book.fits_alone(100 * PAGE)
+    assert book.reserve(slot, 100 * PAGE) and not book.reserve(slot, 100 * PAGE + 1)
+
+
+def test_kept_pages_give_way_to_the_next_pages_of_all_slots_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store is not searched for each of them."""
+    book, _ = make_caches(limit=20 * PAGE)
+    slots = acquired(book, PAGE, PAGE, PAGE, 17 * PAGE)
+    kept(book, slots[3], *[PAGE] * 17)
+    book.release(slots[3])
+    searched, evict_pages = [], book.kept.evict_pages
+
+    def watched(count: int, *args: Any, **options: Any) -> bool:
+        searched.append(count)
+        return evict_pages(count, *args, **options)
+
+    monkeypatch.setattr(book.kept, "evict_pages", watched)
+    for pages in range(2, 7):
+        for slot in slots[:3]:
+            assert book.reserve(slot, pages * PAGE)
+        assert len(book.kept) == 17 - 3 * (pages - 1)
+    assert searched == [1] * 5
+
+
 @pytest.mark.parametrize("needs_clearing", [True, False])
 def test_layers_whose_old_state_would_be_read_are_cleared(needs_clearing: bool) -> None:
-    book, pool = make_caches(needs_clearing=needs_clearing)
+    kinds = (FakeLayer, FakeSlotLayer) if needs_clearing else (FakeLayer,)
+    book, pool = make_caches(kinds=kinds)
     keeper, slot = acquired(book, 10, 10)
     layers = [layer for layer in pool.layers if isinstance(layer, FakeSlotLayer)]
     with torch.inference_mode():

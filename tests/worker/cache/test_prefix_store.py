@@ -98,6 +98,20 @@ def test_the_least_recently_used_page_is_evicted_first_and_ends_before_beginning
     assert len(store) == 0 and not store.pages
 
 
+def test_more_pages_are_evicted_at_once_as_far_as_there_are_any() -> None:
+    store = Store()
+    first, second = store.add(1, 2, 3), store.add(4, 5)
+    store.touch(first[:2])
+    assert store.evict_pages(1, in_no_slot, most=2)
+    assert store.has(first + second) == [True, True, False, True, False]
+    assert not store.evict_pages(4, in_no_slot, most=9)
+    assert store.evict_pages(3, in_no_slot, most=2)
+    assert store.has(first + second) == [False] * 5
+    path = store.add(1, 2, 7)
+    assert store.evict_pages(1, {page_of(path[1])}.__contains__, most=2)
+    assert store.has(path) == [True, True, False]  # for one, no block of a slot has to go
+
+
 def test_what_is_referenced_or_in_a_slot_stays_with_all_that_it_continues() -> None:
     store = Store()
     first, second = store.add(1, 2), store.add(3)

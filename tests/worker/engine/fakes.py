@@ -86,6 +86,23 @@ class FakeSlotLayer:
         self.values[slot] = saved[0]
 
 
+class FakeRows(FakeSlotLayer):
+    """As many bytes as a page per slot, whatever its tokens."""
+
+    def bytes_for(self, size: Size) -> int:
+        return size.slots * PAGE
+
+
+class FakeRing(FakeSlotLayer):
+    """One byte for each of the last tokens of a slot."""
+
+    rewinds = True
+    window = 200
+
+    def bytes_for(self, size: Size) -> int:
+        return size.slots * min(size.columns, self.window)
+
+
 class FakeDetokenizer:
     def push(self, token_id: int) -> str:
         return f"{token_id} "
@@ -104,13 +121,17 @@ class Applied(CacheBook):
 
 
 def make_caches(
-    limit: int = 1 << 30, *, slots: int = 4, columns: int = CONTEXT, needs_clearing: bool = False
+    limit: int = 1 << 30,
+    *,
+    slots: int = 4,
+    columns: int = CONTEXT,
+    kinds: SequenceOf[type[LayerCache]] = (FakeLayer,),
 ) -> tuple[CacheBook, CachePool]:
-    """Caches of one paged layer, and of one that `needs_clearing`; `limit` in tokens, which are
-    bytes here."""
+    """Caches of layers of these kinds: of a paged one if nothing else is said, where `limit` is in
+    tokens, since each is a byte."""
 
     def layers() -> list[LayerCache]:
-        return [FakeLayer(), *[FakeSlotLayer() for _ in range(needs_clearing)]]
+        return [kind() for kind in kinds]
 
     pool = CachePool(layers, slots=slots)
     book = Applied(CacheSizes(layers()), max_slots=slots, max_columns=columns, share=alone(limit))

@@ -11,6 +11,7 @@ from jobs.errors import JobError
 from tests.worker.engine.fakes import (
     CONTEXT,
     FakeLayer,
+    FakeRows,
     FakeSequence,
     advance,
     commit,
@@ -23,6 +24,7 @@ from worker.cache.sizes import CacheSizes
 from worker.cache_memory import alone
 from worker.engine.scheduler import Scheduler
 from worker.engine.slots import Slots
+from worker.kernels.attention import PAGE
 from worker.layers.cache import Size
 from worker.sampling.sampler import Sampled
 
@@ -117,12 +119,42 @@ def test_a_sequence_too_large_for_the_cache_fails_with_the_numbers() -> None:
 
 
 def test_a_sequence_that_outgrows_the_cache_alone_fails() -> None:
-    scheduler, (only,) = make_scheduler(300, limit=300)
-    advance(scheduler)
-    assert selected(scheduler) == []
+    scheduler, (only,) = make_scheduler(300, limit=304)
+    while advance(scheduler):
+        pass
     assert only.ended and scheduler.running == [] and not scheduler.waiting
+    assert only.length == 305
     error = errors([only])[0]
     assert error is not None and error.code == "out_of_memory"
+
+
+def test_a_sequence_that_can_never_fit_takes_no_memory_of_others() -> None:
+    """Also if the first part of its prompt would fit."""
+    scheduler, (first, large, last) = make_scheduler(100, 400, 100, limit=304, step_tokens=110)
+    assert selected(scheduler) == [(first, 100), (last, 10)]
+    error = errors([large])[0]
+    assert error is not None and error.code == "out_of_memory"
+    assert "a sequence of 400 tokens needs" in error.message
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_sequence_that_is_left_alone_goes_on_in_the_lowest_slot(bulk: bool) -> None:
+    """In another one it pays for the rows of those below it."""
+    book, _ = make_caches(20 * PAGE, kinds=(FakeLayer, FakeRows))
+    scheduler = Scheduler(book, Slots(3), 1000)
+    short, other, long = (FakeSequence(n, bulk=bulk, max_tokens=200) for n in (10, 10, 200))
+    for sequence in (short, other, long):
+        scheduler.add(sequence)
+    advance(scheduler)
+    assert long.slot == 2
+    for sequence in (short, other):
+        scheduler.remove(sequence)
+    while long.length < 17 * PAGE + 1:
+        assert advance(scheduler) == [long] and long.slot == 2
+    while not long.ended:
+        for one in advance(scheduler):
+            assert one is long and long.slot == 0
+    assert long.length == 19 * PAGE + 1  # with one row that is all
 
 
 def test_after_a_failed_step_sequences_run_one_at_a_time_until_they_end() -> None:
