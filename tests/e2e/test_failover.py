@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import threading
 import time
@@ -22,7 +23,7 @@ from jobs.store.rq_layout import job_key
 from tests.address import Address
 from tests.servers import BINARIES, Sentinel, Server, free_port
 from tests.worker.fake_backend import FakeBackend
-from tests.worker.site import PATIENCE, Site, wait_until
+from tests.worker.site import PATIENCE, ROOT, Site, wait_until
 from worker.model_spec import ModelSpec
 from worker.service import serve
 
@@ -228,6 +229,34 @@ def test_a_cluster_is_refused_in_one_sentence(start: Start, tmp_path: Path) -> N
                 wait_until(lambda: server.client.cluster("info")["cluster_state"] == "ok")
     with pytest.raises(JobError, match="a Redis Cluster, which chatjobs does not support"):
         serve(FakeBackend(), [ModelSpec(reference="fake")], redis_url=server.url, results=tmp_path)
+
+
+class Locked(Server):
+    """Only its administrator may log in."""
+
+    @property
+    def url(self) -> str:
+        return f"redis://admin:PASSWORD@127.0.0.1:{self.port}/0"
+
+
+@pytest.mark.parametrize("binary", BINARIES, ids=lambda binary: Path(binary).name)
+def test_jobs_outlive_a_restart_with_the_users_of_the_guide(binary: str, tmp_path: Path) -> None:
+    """Redis 7.0 loads its append-only file as the user default, and drops what that may not do."""
+    guide = (ROOT / "docs/operations/many-boxes.md").read_text("utf-8")
+    lines = re.findall(r"^    (user (?:default|admin) .+\n)", guide, re.MULTILINE)
+    (tmp_path / "users.acl").write_text("".join(lines))
+    aclfile = str(tmp_path / "users.acl")
+    server = Locked(binary, tmp_path / "redis", appendonly="yes", aclfile=aclfile)
+    try:
+        with Client(server.start().url) as client:
+            job = client.submit(REQUEST, durable=True)
+        server.kill()
+        with Client(server.start().url) as client:
+            assert client.job(job.id).status() == "queued"
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=server.port).ping()
+    finally:
+        server.kill()
 
 
 def test_sentinels_that_do_not_reply_are_named_in_one_sentence() -> None:

@@ -84,6 +84,10 @@ _SIGNS_OF_TLS = ("Connection closed by server", "Connection reset by peer")
 _MAYBE_FAILOVER = "; Sentinel names another primary soon, if there is a replica"
 _LOGIN_HINT = "; check the user and the password in the URL"
 _PIPELINE = re.compile(r"^Command # \d+ \(.*?\) of pipeline caused error: ")  # before the reason
+_PROTECTED = (
+    "is in protected mode and refuses other machines, since its user default needs no password: "
+    "docs/operations/many-boxes.md has the settings for other machines"
+)
 _FEW_REPLICAS = "connect as many replicas as its min-replicas-to-write says"
 _CANT_SAVE = "make its disk writable, such as by freeing room there"
 _NO_LOGIN = "; give the user and the password in the URL: redis://user:password@host:port/db"
@@ -173,6 +177,8 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
             f"Redis at {server} refused a command: {reason}; the user {user_name(client)!r} lacks "
             "a right: docs/operations.md (Users) lists those of workers, operators and producers",
         )
+    if reason.startswith("DENIED"):
+        return JobError("unavailable", f"Redis at {server} {_PROTECTED}")
     if _cause(error, socket.gaierror):
         reason = "the name of the host can't be resolved: check it in the Redis URL"
         return JobError("unavailable", f"can't reach Redis at {server}: {reason}")

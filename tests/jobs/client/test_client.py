@@ -143,6 +143,14 @@ def test_an_unreachable_redis_is_named_without_its_password() -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_a_redis_in_protected_mode_is_explained_in_one_sentence(client: Client) -> None:
+    text = "DENIED Redis is running in protected mode because protected mode is enabled and …"
+    error = redis_failure(client.redis, ResponseError(text))
+    assert error.code == "unavailable"
+    assert "is in protected mode and refuses other machines" in error.message
+    assert "DENIED" not in error.message
+
+
 def test_a_redis_whose_disk_is_full_is_unavailable(client: Client) -> None:
     text = "MISCONF Errors writing to the AOF file: No space left on device"
     error = redis_failure(client.redis, Unwritable(text))
