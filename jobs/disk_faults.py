@@ -1,9 +1,10 @@
-"""Explains OSErrors of folders that are written to: the path, the reason and what to do."""
+"""Explains OSErrors of folders: the path, the reason and what to do."""
 
 from __future__ import annotations
 
 import errno
 import os
+import pwd
 from pathlib import Path
 
 _ADVICE = {
@@ -39,6 +40,28 @@ def explain(error: OSError, root: Path) -> str:
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
     advice = _ADVICE.get(error.errno or 0, "see the log of the system")
     return f"{path}: {reason}: {advice}"
+
+
+def explain_denied(error: PermissionError) -> str:
+    """The error with the path, and who may use it. It names a file."""
+    path = Path(os.fsdecode(error.filename2 or error.filename)).absolute()
+    advice = "give this user permission"
+    for one in (path, *path.parents):
+        try:
+            owner = one.stat().st_uid
+        except OSError:  # absent, or in a folder that this user may not look into
+            continue
+        if owner != os.geteuid():
+            advice += f", or run this as {_name_of(owner)}, who owns {one}"
+        break
+    return f"{path}: {error.strerror}: {advice}"
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
 
 
 def is_full(error: OSError) -> bool:

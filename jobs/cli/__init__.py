@@ -6,7 +6,7 @@ fast. The worker package adds `work`, `demo` and `models` through an entry-point
 
 from __future__ import annotations
 
-from jobs.cli.interrupts import exit_on_interrupt
+from jobs.cli.interrupts import exit_on_interrupt, exit_on_termination
 
 TYPE_CHECKING = False  # without `typing`: nothing is imported before Ctrl-C is handled
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def build() -> click.Group:
 def main() -> None:
     """Run the command line; the console script `chatjobs` calls this."""
     exit_on_interrupt()
+    exit_on_termination()
     import atexit
     import gc
 

@@ -204,8 +204,10 @@ def to_failure(error: Exception) -> Failure:
     if isinstance(error, OSError):
         from pathlib import Path
 
-        from jobs.disk_faults import explain, is_full
+        from jobs.disk_faults import explain, explain_denied, is_full
 
+        if isinstance(error, PermissionError) and error.filename:
+            return Unavailable(explain_denied(error))
         if error.filename and is_full(error):
             return Unavailable(explain(error, Path(error.filename)))
         return Unavailable(str(error) if error.filename else error.strerror or str(error))

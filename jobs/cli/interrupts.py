@@ -3,6 +3,8 @@ something to undo or to say, and calls a function where code may not be interrup
 
 While modules are imported, a KeyboardInterrupt would end in a traceback or be lost in an extension.
 One that is raised in a destructor is lost as well: Python only prints it. It is raised again.
+
+SIGTERM: ends the first process of a container as it ends any other one.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+TERMINATED = 143  # 128 + SIGTERM
 AGAIN_SECONDS = 0.01  # after which a KeyboardInterrupt that was lost is raised again
 
 
@@ -25,6 +28,14 @@ def exit_on_interrupt() -> None:
     """From now on Ctrl-C ends the process, unless the process was started to ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit)
+
+
+def exit_on_termination() -> None:
+    """From now on SIGTERM ends the process, also where the kernel drops signals that have no
+    handler: in the first process of a container. A worker that still loads its models would serve
+    until it is killed."""
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(TERMINATED))
 
 
 @contextmanager

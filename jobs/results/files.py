@@ -138,7 +138,8 @@ def write_scores(
 
 
 class BrokenFileWarning(UserWarning):
-    """A Parquet file of a run can't be read: its rows are missing in what was asked for."""
+    """A Parquet file of a run, or a folder beside the runs, can't be read: its rows are missing in
+    what was asked for."""
 
 
 class Results:
@@ -154,8 +155,7 @@ class Results:
         return sorted(
             folder.name
             for folder in self.root.iterdir()
-            if RUN_ID.fullmatch(folder.name)
-            and ((folder / SAMPLES).is_dir() or (folder / RUN_JSON).is_file())
+            if RUN_ID.fullmatch(folder.name) and _is_run(folder)
         )
 
     def path(self, run: str) -> Path:
@@ -299,6 +299,20 @@ def _known(columns: Sequence[str] | None, schema: pa.Schema, where: str) -> list
             "columns",
         )
     return names
+
+
+def _is_run(folder: Path) -> bool:
+    """False with a BrokenFileWarning for a folder that this user may not read."""
+    try:
+        names = os.listdir(folder)
+    except PermissionError:
+        warnings.warn(f"{folder} is left out: no permission", BrokenFileWarning, stacklevel=2)
+        return False
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return (SAMPLES in names and (folder / SAMPLES).is_dir()) or (
+        RUN_JSON in names and (folder / RUN_JSON).is_file()
+    )
 
 
 def _check(files: list[Path]) -> dict[Path, str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import pwd
 import re
 import signal
 import subprocess
@@ -18,7 +21,7 @@ from click.testing import CliRunner
 
 from jobs import Client, JobError
 from jobs.cli import build
-from jobs.cli.failures import Failure
+from jobs.cli.failures import Failure, to_failure
 from jobs.errors import ERROR_CODES
 from jobs.install import command_for
 from jobs.store.enqueue import enqueue
@@ -340,3 +343,19 @@ def test_no_other_thread_logs_after_the_failure_that_ends_a_process() -> None:
     ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == "error: the server has ended"
+
+
+@pytest.mark.parametrize("names", [["results"], ["results", None, "results/.removed"]])
+def test_a_refused_path_is_named_with_the_user_who_may_use_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str | None]
+) -> None:
+    (tmp_path / "results").mkdir()
+    paths = [name and str(tmp_path / name) for name in names]
+    error = PermissionError(errno.EACCES, "Permission denied", *paths)
+    failure = to_failure(error)
+    assert failure.message == f"{paths[-1]}: Permission denied: give this user permission"
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    monkeypatch.setattr(os, "geteuid", lambda: 123_456)
+    failure = to_failure(error)
+    assert failure.message.endswith(f", or run this as {owner}, who owns {tmp_path / 'results'}")
+    assert failure.exit_code == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -180,3 +181,28 @@ def test_chat_says_what_it_waits_for_and_that_the_job_is_cancelled(
     assert (process.returncode, err) == (130, "interrupted; job mine is cancelled\n")
     with Client(redis_url) as client:
         assert client.job("mine").status() == "cancelled"
+
+
+FIRST = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]  # as in a container
+MAY_BE_FIRST = subprocess.run([*FIRST, "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not MAY_BE_FIRST, reason="this user makes no namespaces")
+def test_sigterm_ends_the_first_process_of_a_container_before_it_serves() -> None:
+    """The kernel drops signals to it for which it has no handler."""
+    code = (
+        "import sys\nfrom jobs import cli\n"
+        "def wait(**_): print('waits', flush=True); sys.stdin.read()\n"
+        "cli.build = lambda: wait\ncli.main()"
+    )
+    process = subprocess.Popen(
+        [*FIRST, sys.executable, "-c", code], cwd=ROOT, stdin=-1, stdout=-1, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waits\n"
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGTERM)
+    try:
+        assert process.wait(PATIENCE) == 143
+    finally:
+        process.communicate()  # the end of its input ends it

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow.dataset as ds
@@ -312,3 +313,19 @@ def test_a_writer_whose_file_another_one_removed_writes_it_again(tmp_path, monke
     RunJson({"run_id": "r"}).write(tmp_path)
     assert json.loads((tmp_path / "run.json").read_text()) == {"run_id": "r"}
     assert not list((tmp_path / "_tmp").iterdir())
+
+
+def test_a_folder_that_this_user_may_not_read_hides_no_run() -> None:
+    with TemporaryDirectory() as name:  # that of pytest is closed to other users
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "r1/samples").mkdir(parents=True)
+        (folder / "backup").mkdir(mode=0)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            with pytest.warns(BrokenFileWarning, match="backup is left out: no permission"):
+                assert Results(folder).runs() == ["r1"]
+        finally:
+            os.seteuid(user)
