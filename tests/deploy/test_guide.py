@@ -64,16 +64,29 @@ def test_the_commands_of_one_box_work_one_behind_the_other(site: Site, tmp_path:
     site.worker(real=True, models=["demo"])
     site.wait_for_workers()
     outputs = []
-    for words in ours(ROOT / "docs/operations/one-box.md"):
+    page = ROOT / "docs/operations/one-box.md"
+    # The page says where the rows lie: not in the folder of the commands.
+    (exported,) = (line for line in lines(page) if line.startswith("export "))
+    name, _, folder = exported.removeprefix("export ").partition("=")
+    assert folder == "/var/lib/chatjobs/results"  # %S/chatjobs/results of the unit
+    (tmp_path / "elsewhere").mkdir()
+    for words in ours(page):
         if words[0] == "work":  # of a unit
             continue
         done = subprocess.run(
             [COMMAND, *words],
-            cwd=tmp_path,
-            env={**os.environ, "CHATJOBS_REDIS_URL": site.url},
+            cwd=tmp_path / "elsewhere",
+            env={**os.environ, "CHATJOBS_REDIS_URL": site.url, name: str(site.folder)},
             capture_output=True,
             text=True,
         )
         assert done.returncode == 0, (words, done.stderr)
         outputs.append(done.stdout)
     assert any("42" in output for output in outputs)
+
+
+def test_an_upgrade_installs_no_file_of_the_version_before() -> None:
+    """pip leaves the folder `build` in the clone, and puts all that is there into the package."""
+    commands = list(lines(ROOT / "docs/operations/upgrades.md"))
+    (install,) = (n for n, line in enumerate(commands) if "pip install --upgrade" in line)
+    assert "cd /srv/chatjobs-src" in commands and "sudo rm -rf build" in commands[:install]
