@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from redis import Redis
+from redis import Redis, RedisError
 from redis.client import Pipeline
 
 from jobs import clock, keys, lua
@@ -274,10 +274,23 @@ class Settler:
     def settle(self, settlements: Sequence[Settlement], dead: DeadWorker | None) -> list[bool]:
         """End jobs in one round trip; False for each whose lease is lost. `dead`: the worker that
         died with them; nothing is changed if it turns out to be alive."""
+        held: list[bool] = []
+        for reply in self.settle_each(settlements, dead):
+            if isinstance(reply, RedisError):
+                raise reply
+            held.append(reply)
+        return held
+
+    def settle_each(
+        self, settlements: Sequence[Settlement], dead: DeadWorker | None = None
+    ) -> list[bool | RedisError]:
+        """`settle`, with the error in the place of each that Redis has refused: the others have
+        ended. Raises RedisError if the connection fails."""
         pipeline = self._redis.pipeline(transaction=False)
         for settlement in settlements:
             self.send(settlement, dead, pipeline)
-        return [bool(reply) for reply in pipeline.execute()]
+        replies = pipeline.execute(raise_on_error=False)
+        return [reply if isinstance(reply, RedisError) else bool(reply) for reply in replies]
 
     def send(self, settlement: Settlement, dead: DeadWorker | None, pipeline: Pipeline) -> None:
         """Add the script to `pipeline`. It replies 0 if the lease is lost, else 1."""

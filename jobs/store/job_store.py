@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from redis import Redis
+from redis import Redis, RedisError
 
 from jobs import keys
 from jobs.operations import OPERATIONS
@@ -85,6 +85,10 @@ class JobStore:
         """End jobs in one round trip; False for each whose lease is lost. `dead`: the worker whose
         jobs these are; nothing is changed if it turns out to be alive."""
         return self._settler.settle(settlements, dead)
+
+    def settle_each(self, settlements: Sequence[Settlement]) -> list[bool | RedisError]:
+        """`settle`, with the error in the place of each that Redis has refused."""
+        return self._settler.settle_each(settlements)
 
     def leases_of(self, dead: DeadWorker) -> Leases:
         """The leases of a dead worker, whose queues may be any."""

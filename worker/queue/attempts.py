@@ -224,7 +224,7 @@ class Attempts:
 
     def _send(self, settlements: Sequence[Settlement]) -> Sequence[bool | redis.RedisError]:
         self._failed = True  # until Redis has taken them
-        held = self._store.settle(settlements)
+        held = self._store.settle_each(settlements)
         self._failed = False
         return held
 

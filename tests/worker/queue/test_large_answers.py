@@ -22,6 +22,7 @@ from tests.worker.fake_backend import FakeBackend, FakeHandle, text_of
 from tests.worker.queue.rq_jobs import QUEUE
 from tests.worker.site import PATIENCE, Site
 from worker.backend import Outcome
+from worker.queue.attempts import Attempts
 
 LIMIT = 20_000  # bytes
 MIB = 2**20
@@ -122,6 +123,33 @@ def test_an_answer_does_not_fail_if_redis_comes_back_while_it_is_settled(
     site.assert_settled(jobs)
 
 
+def test_answers_beside_one_that_redis_refuses_for_now_are_not_settled_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis began to refuse writes in the middle of a round: no lease is lost for it."""
+    jobs = site.submit_many(["a", "b", "c"])
+    send, settle, failures = Settler.send, Attempts.settle, 1
+
+    def send_or_fail(self: Settler, settlement: Any, dead: Any, pipeline: Any) -> None:
+        nonlocal failures
+        if settlement.lease.job == jobs[1].id and failures:
+            failures -= 1
+            pipeline.execute_command("NO-SUCH-COMMAND")
+        else:
+            send(self, settlement, dead, pipeline)
+
+    def settle_together(self: Attempts) -> bool:
+        return settle(self) if not failures or len(self._ended) == len(jobs) else False
+
+    monkeypatch.setattr(Settler, "send", send_or_fail)
+    monkeypatch.setattr(Attempts, "settle", settle_together)
+    site.burst(FakeBackend())
+    assert failures == 0
+    assert all(job.result(timeout=PATIENCE).text for job in jobs)
+    assert "settled before" not in caplog.text and "lost the lease" not in caplog.text
+    site.assert_settled(jobs)
+
+
 def test_an_answer_does_not_fail_if_redis_goes_away_again_while_it_is_settled(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +168,7 @@ def test_an_answer_does_not_fail_if_redis_goes_away_again_while_it_is_settled(
 
         monkeypatch.setattr(kind, name, fail_or_work)
 
-    failing(Settler, "settle")
+    failing(Settler, "settle_each")
     failing(JobStore, "ping")
     site.burst(FakeBackend())
     assert faults == {Settler: 0, JobStore: 0}
@@ -155,7 +183,7 @@ def test_an_answer_does_not_fail_during_a_failover(
 ) -> None:
     """Redis replies to pings, and takes an answer at the third try, or an error in its place."""
     job = site.submit()
-    settle, failures = Settler.settle, 3
+    settle, failures = Settler.settle_each, 3
 
     def settle_or_fail(self: Settler, settlements: Any, *rest: Any) -> Any:
         nonlocal failures
@@ -164,7 +192,7 @@ def test_an_answer_does_not_fail_during_a_failover(
             raise error
         return settle(self, settlements, *rest)
 
-    monkeypatch.setattr(Settler, "settle", settle_or_fail)
+    monkeypatch.setattr(Settler, "settle_each", settle_or_fail)
     site.burst(FakeBackend())
     assert failures == 0
     assert job.result(timeout=PATIENCE).text == text_of(job.request)
