@@ -104,6 +104,7 @@ def main() -> None:
         with log.open("w") as stderr, Client(server.url) as client:
             worker = subprocess.Popen(command, stderr=stderr)
             try:
+                wait_for(client, worker, log)
                 run(client, worker.pid, options, budget)
             finally:
                 worker.terminate()
@@ -117,13 +118,18 @@ def main() -> None:
                 print(f"{name}: swap back / first load {median(later) / float(loads[0]):.2f}")
 
 
+def wait_for(client: Client, worker: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the worker serves; ends the process with its log if it does not."""
+    deadline = time.monotonic() + START_SECONDS
+    while not read_workers(client.redis):
+        if worker.poll() is not None or time.monotonic() > deadline:
+            sys.exit(f"the worker has not started:\n{log.read_text()}")
+        time.sleep(0.1)
+
+
 def run(client: Client, pid: int, options: argparse.Namespace, budget: int) -> None:
     client.serving = None
-    deadline = time.monotonic() + START_SECONDS
-    while not (running := read_workers(client.redis)) and time.monotonic() < deadline:
-        time.sleep(0.1)
     names, before = options.models, pss(pid)
-    assert running, "the worker has not started"
     with Peak(pid) as peak:
         begin = time.monotonic()
         jobs = [
