@@ -323,6 +323,7 @@ class Settler:
             replaces_turn=claimed.history is not None and claimed.history.replaces,
             worker=self._worker,
             execution=lease.execution,
+            ended_at=format_time(datetime.fromtimestamp(clock.now() + claimed.redis_ahead, UTC)),
         )
         self._settle(keys=[*script_keys, *end.keys], args=[*args, *end.args], client=pipeline)
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from jobs import keys
 from jobs.cli import build
 from jobs.client.job import Job
+from jobs.store.rq_layout import parse_time
 from tests.servers import BINARIES, Server, clock_variables, set_clock
 from tests.worker.site import PATIENCE, QUICK, Site, wait_until
 
@@ -219,5 +220,7 @@ def test_a_worker_whose_clock_is_wrong_from_its_start_writes_the_times_of_redis(
     assert 0 <= row["queue_s"] < HOUR
     assert 0 <= row["duration_s"] < HOUR
     assert abs(row["finished_at"].timestamp() - time.time()) < HOUR
+    ended_at = parse_time(site.hash(job)["ended_at"].encode())
+    assert ended_at is not None and abs(ended_at - time.time()) < HOUR
     assert worker.stop() == 0
     site.close()
