@@ -109,7 +109,9 @@ class Growth:
         pages = max(size.pages, self._max_slots * pages_for(FIRST_COLUMNS))
         while pages < least.pages:
             pages *= 2
-        return Size(least.slots, columns, min(pages, max(self._max_pages, least.pages)))
+        # What is kept beside the pages of slots grows by an eighth, so that it is seldom copied.
+        most = max(self._max_pages, self._bounded(least.pages + least.pages // MORE))
+        return Size(least.slots, columns, min(pages, most))
 
     def _more(self, size: Size, wanted: Size, limit: int) -> Size:
         """A size with more pages, or with as many as the limit has room for."""

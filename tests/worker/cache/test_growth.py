@@ -35,6 +35,14 @@ def test_columns_and_pages_double_for_all_slots() -> None:
     assert first == Size(4, 300, 4 * pages_for(300))  # what all slots may have
 
 
+def test_kept_pages_beside_those_of_all_slots_grow_by_an_eighth() -> None:
+    """One page at a time, each of thousands of kept prompts would copy all that is kept."""
+    most = 4 * pages_for(300)
+    size, needed = Size(4, 300, most), Size(4, 300, most + 1)
+    first, *_ = growth(columns=300).attempts(size, needed, room(1000))
+    assert first == Size(4, 300, most + 1 + most // 8)
+
+
 def test_where_twice_as_much_is_too_much_storage_grows_by_an_eighth_and_then_pages_give_way() -> (
     None
 ):
