@@ -8,6 +8,7 @@
 #   make bench-peers  make the environments of other engines (6 GB), and run the benchmarks beside
 #                them, which takes hours
 #   make sanitize  run the tests of the CPU kernels under AddressSanitizer and UBSan
+#   make kernels run the tests of the CPU kernels for every kind of CPU that this one can be
 #   make triton  run the tests of the Triton kernels in its interpreter; downloads 200 MB
 #   make gpu-check  on a machine with a GPU: compare it with the CPU, measure it, and write a report,
 #                gpu-check.txt, to attach to an issue; ten minutes
@@ -31,7 +32,7 @@ MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
 .PHONY: demo test quick lint types tests bench bench-peers oracle real extras sanitize installed wheel \
-    browser soak triton gpu-check clean
+    browser soak triton kernels gpu-check clean
 ifndef BESIDE
 .NOTPARALLEL:
 endif
@@ -107,6 +108,9 @@ sanitize: $(VENV)/.ready-to-test
 	    LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=2 \
 	    $(BIN)/pytest tests/worker/kernels --deselect tests/worker/kernels/test_build.py
+
+kernels: $(VENV)/.ready-to-test
+	CHATJOBS_TEST_EVERY_LEVEL=1 $(BIN)/pytest tests/worker/kernels
 
 installed: $(VENV)/.ready-to-test
 	$(BIN)/pytest -m installed tests/test_wheel.py

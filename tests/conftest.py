@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from jobs.embedded import EmbeddedRedis
 from tests.forked import SERVER, fork_processes
+from tests.kernel_levels import levels_here
 from tests.waiting import wait_until
 from worker.kernels import build
 from worker.kernels.compilers import CannotBuild
@@ -61,7 +62,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     may."""
     if session.config.pluginmanager.hasplugin("tests.quick"):
         return
-    for level in build.usable_levels():
+    for level in levels_here():
         with suppress(CannotBuild):
             build.library_paths(level, [None, *FORMATS])
     fork_processes()

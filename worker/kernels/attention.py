@@ -94,10 +94,10 @@ class Way:
 def fastest_way() -> Way:
     """The one of this machine, by measurement. It is measured when the first token is computed,
     since no step is recorded at its first time."""
-    level = library.require().level.name
-    if level == "avx2":  # which multiplies no pairs
+    level = library.require().level
+    if not level.has_pairs:
         return Way(False, False)
-    kept = choices.of(level, torch.get_num_threads())
+    kept = choices.of(level.name, torch.get_num_threads())
     return Way(
         bool(kept.get("attention of single tokens in pairs of bf16", _prefers_pairs_of_tokens)),
         bool(kept.get("attention of chunks in pairs of bf16", _prefers_pairs_of_chunks)),

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO
 
 from worker.kernels import compilers
-from worker.kernels.compilers import CannotBuild
+from worker.kernels.compilers import CannotBuild, CompilerFailed, UnknownFlags
 from worker.kernels.formats import FORMATS
 
 logger = logging.getLogger(__name__)
@@ -64,22 +64,36 @@ class Level:
     features: frozenset[str]
     flags: tuple[str, ...]
 
+    @property
+    def is_wide(self) -> bool:
+        """True if vectors have 512 bits. Then products with bf16 weights have several ways."""
+        return "avx512_vnni" in self.features
+
+    @property
+    def has_pairs(self) -> bool:
+        """True if there are products of pairs of bf16."""
+        return "avx512_bf16" in self.features
+
 
 def _level(name: str, *features: str) -> Level:
     flags = tuple(
-        f"-m{feature.replace('avx512_', 'avx512').replace('_', '-')}" for feature in features
+        f"-m{feature.replace('avx512_', 'avx512').replace('avx_', 'avx').replace('_', '-')}"
+        for feature in features
     )
     return Level(name, frozenset(features), flags)
 
 
-AVX2 = _level("avx2", "avx2", "fma", "f16c")
-AVX512_FEATURES = (
-    *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
-    *("avx512_vnni", "avx512_bf16"),
+AVX2_FEATURES = ("avx2", "fma", "f16c")
+VNNI_FEATURES = (
+    *AVX2_FEATURES,
+    *("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"),
 )
-AVX512 = _level("avx512", *AVX512_FEATURES)
-AMX = _level("amx", *AVX512_FEATURES, "amx_tile", "amx_int8", "amx_bf16")
-LEVELS = (AMX, AVX512, AVX2)  # best first
+AVX2 = _level("avx2", *AVX2_FEATURES)
+AVXVNNI = _level("avxvnni", *AVX2_FEATURES, "avx_vnni")
+AVX512VNNI = _level("avx512vnni", *VNNI_FEATURES)
+AVX512 = _level("avx512", *VNNI_FEATURES, "avx512_bf16")
+AMX = _level("amx", *VNNI_FEATURES, "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
+LEVELS = (AMX, AVX512, AVX512VNNI, AVXVNNI, AVX2)  # best first
 
 
 def usable_levels(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Level]:
@@ -217,12 +231,24 @@ def compile_to(
                     source = str(SOURCES / unit)
                     compiling.append([*options, *defined, "-c", "-o", objects[-1], source])
                 linking.append([*options, LINK, "-o", str(folder / target.name), *objects])
-            compilers.run(compiling, folder, notice)
+            try:
+                compilers.run(compiling, folder, notice)
+            except CompilerFailed:
+                _require_flags(compiler, level)
+                raise
             compilers.run(linking, folder)
             for target in targets.values():
                 os.replace(folder / target.name, target)
     except OSError as error:
         raise _not_writable(place, error) from None
+
+
+def _require_flags(compiler: str, level: Level) -> None:
+    """Raises UnknownFlags."""
+    try:
+        compilers.run([[compiler, *level.flags, "-E", "-x", "c++", os.devnull]])
+    except CompilerFailed as error:
+        raise UnknownFlags(str(error)) from None
 
 
 def build_package() -> list[Path]:

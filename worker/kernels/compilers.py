@@ -34,6 +34,14 @@ class CannotBuild(Exception):
     """The kernels can't be compiled. The message is a clause of a sentence."""
 
 
+class CompilerFailed(CannotBuild):
+    """A compiler has ended with an error."""
+
+
+class UnknownFlags(CannotBuild):
+    """The compiler does not know the instructions of the CPU."""
+
+
 def run(
     commands: Sequence[Sequence[str]], folder: Path | None = None, notice: str = ""
 ) -> list[str]:
@@ -76,13 +84,13 @@ class _Command:
         )
 
     def runs(self) -> bool:
-        """True while it runs. Raises CannotBuild if it has failed."""
+        """True while it runs. Raises CompilerFailed."""
         status = self._process.poll()
         if status:
             lines = self.output().splitlines()
             causes = [line for line in lines if "No space left" in line or "rror" in line]
             fact = next(iter(causes), f"status {status}, and no message")
-            raise CannotBuild(f"{self.name} failed ({fact.strip()})")
+            raise CompilerFailed(f"{self.name} failed ({fact.strip()})")
         return status is None
 
     def wait(self) -> None:

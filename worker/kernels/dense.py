@@ -37,11 +37,13 @@ class Way:
 
 def fastest_way() -> Way:
     """The one of this machine, by measurement."""
-    level = library.require().level.name
-    if level == "avx2":  # which has no other
-        return Way(pairs=True, few=UNLIMITED)
-    kept = choices.of(level, torch.get_num_threads())
-    pairs = level == "amx" or bool(kept.get("products of pairs of bf16", _prefers_pairs))
+    level = library.require().level
+    if not level.is_wide:  # which has no other
+        return Way(pairs=False, few=UNLIMITED)
+    kept = choices.of(level.name, torch.get_num_threads())
+    pairs = level.has_pairs and (
+        level.name == "amx" or bool(kept.get("products of pairs of bf16", _prefers_pairs))
+    )
     name = f"rows that are not packed, in {'pairs of bf16' if pairs else 'float32'}"
     return Way(pairs, max(kept.get(name, lambda: _most_unpacked(pairs)), LEAST_UNPACKED))
 

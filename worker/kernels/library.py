@@ -17,7 +17,7 @@ from torch import Tensor
 
 from worker.kernels import build
 from worker.kernels.build import Level
-from worker.kernels.compilers import CannotBuild
+from worker.kernels.compilers import CannotBuild, UnknownFlags
 from worker.kernels.formats import FORMATS
 
 log = logging.getLogger(__name__)
@@ -175,11 +175,29 @@ def replaced(kernels: Library) -> Iterator[None]:
 
 
 def load() -> Library:
-    """Raises CannotBuild."""
+    """The kernels of the best level that this CPU has and that the compiler knows. Raises
+    CannotBuild."""
     levels = build.usable_levels()
     if not levels:
-        raise CannotBuild("this CPU has neither AVX-512 (BF16, VNNI) nor AVX2")
-    return Library(levels[0])
+        raise CannotBuild("this CPU has no AVX2")
+    reason: UnknownFlags | None = None
+    for level in levels:
+        try:
+            found = Library(level)
+        except UnknownFlags as error:
+            reason = reason or error
+            continue
+        if reason is not None:
+            log.warning(
+                "the CPU kernels are those of %s and not of %s, because %s: a newer compiler makes "
+                "faster ones",
+                level.name,
+                levels[0].name,
+                reason,
+            )
+        return found
+    assert reason is not None
+    raise reason
 
 
 def prepare(formats: Collection[str]) -> None:

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.kernel_levels import levels_here
 from tests.waiting import has_ended, wait_until
 from worker.kernels import build, compilers, library, quantised
-from worker.kernels.build import AMX, AVX2, AVX512, Level
+from worker.kernels.build import AMX, AVX2, AVX512, AVX512VNNI, AVXVNNI, Level
 from worker.kernels.compilers import CannotBuild
 from worker.kernels.formats import FORMATS
 
@@ -101,11 +102,13 @@ def cpuinfo(path: Path, *flags: str) -> Path:
 
 def test_a_level_needs_all_its_features(tmp_path: Path) -> None:
     tiles = cpuinfo(tmp_path / "tiles", *AMX.features, "sse2")
-    assert build.usable_levels(tiles) == [AMX, AVX512, AVX2]
+    assert build.usable_levels(tiles) == [AMX, AVX512, AVX512VNNI, AVX2]
     full = cpuinfo(tmp_path / "full", *AVX512.features, "sse2")
-    assert build.usable_levels(full) == [AVX512, AVX2]
+    assert build.usable_levels(full) == [AVX512, AVX512VNNI, AVX2]
     no_bf16 = cpuinfo(tmp_path / "no_bf16", *(AVX512.features - {"avx512_bf16"}))
-    assert build.usable_levels(no_bf16) == [AVX2]
+    assert build.usable_levels(no_bf16) == [AVX512VNNI, AVX2]
+    narrow = cpuinfo(tmp_path / "narrow", *AVXVNNI.features)
+    assert build.usable_levels(narrow) == [AVXVNNI, AVX2]
     assert build.usable_levels(cpuinfo(tmp_path / "old", "sse2", "avx")) == []
     assert build.usable_levels(tmp_path / "missing") == []
 
@@ -171,6 +174,29 @@ def test_without_a_compiler_torch_computes_and_one_line_says_so(
     (record,) = caplog.records
     assert "there is no C++ compiler (g++, c++, clang++) on the PATH" in record.getMessage()
     assert "twice as long" in record.getMessage()
+
+
+OLD = """#!/bin/sh
+case "$*" in *-mavx512*|*-mavxvnni*) echo "error: unrecognized command-line option" >&2; exit 1;;
+esac
+exec {compiler} "$@"
+"""
+
+
+@compiles
+@pytest.mark.usefixtures("empty_cache")
+def test_a_compiler_that_is_older_than_the_cpu_makes_kernels_for_older_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if build.usable_levels()[0] is AVX2:
+        pytest.skip("this CPU has no newer instructions")
+    fake = write_compiler(tmp_path, OLD.format(compiler=need_compiler()))
+    monkeypatch.setenv("CXX", str(fake))
+    monkeypatch.setenv("CXXFLAGS", QUICK)
+    assert library.load().level is AVX2
+    (record,) = [one for one in caplog.records if "compiling" not in one.getMessage()]
+    assert "are those of avx2 and not of" in record.getMessage()
+    assert "unrecognized command-line option" in record.getMessage()
 
 
 @compiles
@@ -338,10 +364,10 @@ def test_a_cache_that_can_not_be_written_is_reported(
 @compiles
 @pytest.mark.parametrize("level", build.LEVELS, ids=lambda level: level.name)
 def test_the_kernels_compile_for_every_level(level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into the user's cache: once for each state of the sources. Levels of this CPU are compiled
-    before the tests."""
+    """Into the user's cache: once for each state of the sources. Those that are tested here are
+    compiled before the tests."""
     need_compiler()
-    if level not in build.usable_levels():
+    if level not in levels_here():
         monkeypatch.setenv("CXXFLAGS", QUICK)
     assert all(path.exists() for path in build.library_paths(level, [None, *FORMATS]))
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from worker.kernels import attention, build, choices, dense, quantised
+from worker.kernels.build import Level
 from worker.kernels.choices import (
     APART_SECONDS,
     MOST_MEASUREMENTS,
@@ -180,7 +182,7 @@ def test_attention_multiplies_as_was_measured(
 
     monkeypatch.setattr(choices, "compare", compare)
     found = attention.fastest_way.__wrapped__()
-    if kernels.level.name == "avx2":
+    if not kernels.level.has_pairs:
         assert (found, seen) == (attention.Way(False, False), [])
     else:
         assert (found, seen) == (attention.Way(False, True), [False, True])
@@ -190,7 +192,7 @@ def test_attention_multiplies_as_was_measured(
 
 @pytest.mark.usefixtures("kernels")
 def test_attention_is_measured_both_ways() -> None:
-    """AVX2 has one, which is measured twice."""
+    """Where there is one only, it is measured twice."""
     assert attention._prefers_pairs_of_tokens().number in (1, 0)
     assert attention._prefers_pairs_of_chunks().number in (1, 0)
 
@@ -435,17 +437,21 @@ def test_where_torch_is_always_faster_a_token_and_its_draft_have_the_bits_of_eac
     choices.of.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["avx512", "amx"])
+@pytest.mark.parametrize(
+    "other", [build.AVX512VNNI, build.AVX512, build.AMX], ids=attrgetter("name")
+)
 def test_the_measurements_of_other_levels_run_on_this_one(
-    kernels: Library, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    kernels: Library, folder: Path, monkeypatch: pytest.MonkeyPatch, other: Level
 ) -> None:
     """A level that has one way only measures it twice: the numbers mean nothing."""
+    name = other.name
     monkeypatch.setattr(choices, "WEIGHT_BYTES", 1 << 22)
-    monkeypatch.setattr(kernels, "level", replace(kernels.level, name=name))
+    monkeypatch.setattr(kernels, "level", replace(other, flags=kernels.level.flags))
     choices.of.cache_clear()
     way = dense.fastest_way()
     assert way.few in (dense.LEAST_UNPACKED, *dense.MEASURED_ROWS)
-    assert way.pairs or name == "avx512"
+    assert way.pairs or name != "amx"
+    assert other.has_pairs or not way.pairs
     wide = quantised.fastest_wide_rows()
     limits = (quantised.LEAST_WIDE_ROWS, *(rows + 1 for rows in quantised.MEASURED_ROWS))
     assert wide in (limits if name == "amx" else (quantised.UNLIMITED,))

@@ -182,7 +182,7 @@ void attend_all(const Decode& a) {
 }  // namespace
 
 // Stores the new keys and values in the caches, and attends: see Attention and Decode. `pairs`: whether to
-// multiply bf16 in pairs, which AVX2 has no instruction for.
+// multiply bf16 in pairs, where there are instructions for it.
 EXPORT void attend_decode(const void* q, int64_t q_stride, const void* k, int64_t k_stride,
                           const void* v, int64_t v_stride, void* keys, void* values,
                           const int32_t* pages, const int64_t* slots, const int64_t* positions,
@@ -194,8 +194,10 @@ EXPORT void attend_decode(const void* q, int64_t q_stride, const void* k, int64_
                     capacity, window, heads, kv_heads, dim, scale, cap, threads},
                    slots, positions, rows};
     if (type == FLOAT32) return attend_all<AsTheyAre<float>>(a);
-#ifdef AVX512
+#ifdef PAIRS
     if (pairs) return attend_all<Pairs>(a);
+#endif
+#ifdef AVX512
     attend_all<Widened>(a);
 #else
     attend_all<AsTheyAre<bf16>>(a);

@@ -121,6 +121,8 @@ INLINE void store_step(const float* sums, float factor, int left, __m512i first,
     if (left >= STEP) store(out + LANES, _mm512_permutex2var_ps(low, second, high));
 }
 
+#ifdef PAIRS
+
 // bf16 products in pairs, summed in float32.
 struct Pairs {
     typedef bf16 Element;
@@ -242,7 +244,9 @@ struct Pairs {
     }
 };
 
-// bf16 products in float32, for CPUs that multiply pairs more slowly. Each step of channels becomes its
+#endif
+
+// bf16 products in float32, for CPUs that multiply pairs more slowly or not at all. Each step of channels becomes its
 // even channels and then the odd ones.
 struct Widened {
     typedef bf16 Element;

@@ -31,7 +31,7 @@ struct Single {
     static Floats join(const Floats* weights) { return weights[0]; }
 };
 
-#ifdef AVX512
+#ifdef PAIRS
 
 struct Pairs {
     typedef bf16 Element;
@@ -53,8 +53,8 @@ struct Pairs {
         return (Floats)_mm512_or_si512(low, (__m512i)load(rows[1] + channel));
     }
     static Floats join(const Floats* weights) {
-        __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(weights[0]));
-        __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(weights[1]));
+        __m512i low = _mm512_cvtepu16_epi32(rounded(weights[0]));
+        __m512i high = _mm512_cvtepu16_epi32(rounded(weights[1]));
         return (Floats)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
     }
 };

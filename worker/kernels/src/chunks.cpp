@@ -257,7 +257,7 @@ void attend_all(const Chunks& a) {
 }  // namespace
 
 // Attends, and stores the new keys and values in the caches: see Attention. `table`: the chunks. `pairs`:
-// whether to multiply bf16 in pairs, which AVX2 has no instruction for.
+// whether to multiply bf16 in pairs, where there are instructions for it.
 EXPORT void attend_chunks(const void* q, int64_t q_stride, const void* k, int64_t k_stride,
                           const void* v, int64_t v_stride, void* keys, void* values,
                           const int32_t* pages, const int64_t* table, int64_t count,
@@ -268,7 +268,7 @@ EXPORT void attend_chunks(const void* q, int64_t q_stride, const void* k, int64_
                     window, heads, kv_heads, dim, scale, cap, threads},
                    (const Chunk*)table, count};
     if (type == FLOAT32) return attend_all<Single<float>>(a);
-#ifdef AVX512
+#ifdef PAIRS
     if (pairs) return attend_all<Pairs>(a);
 #endif
     attend_all<Single<bf16>>(a);

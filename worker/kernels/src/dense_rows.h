@@ -12,26 +12,26 @@ namespace {
 
 constexpr int TOGETHER = 5;  // most rows that one pass over the weights multiplies
 
-#ifdef AVX512
-
-constexpr int TOTALS = 16;    // vectors that are summed together
-constexpr int PART = STEP;    // channels of one multiplication
+#ifdef PAIRS
+constexpr int PART = STEP;  // channels of one multiplication
 typedef __m512bh Part;
 INLINE Part load_part(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
 INLINE Floats add_product(Floats total, Part a, Part b) { return _mm512_dpbf16_ps(total, a, b); }
-INLINE void store_sums(float* out, const Floats* totals) { store(out, sums_of_16(totals)); }
-
 #else
-
-constexpr int TOTALS = 4;
 constexpr int PART = LANES;
 typedef Floats Part;
 INLINE Part load_part(const bf16* p) { return load(p); }
 INLINE Floats add_product(Floats total, Part a, Part b) { return fma(a, b, total); }
+#endif
+
+#ifdef AVX512
+constexpr int TOTALS = 16;  // vectors that are summed together
+INLINE void store_sums(float* out, const Floats* totals) { store(out, sums_of_16(totals)); }
+#else
+constexpr int TOTALS = 4;
 INLINE void store_sums(float* out, const Floats* totals) {
     for (int i = 0; i < TOTALS; i++) out[i] = sum(totals[i]);
 }
-
 #endif
 
 // y of a unit and R rows ← the sums of `totals` [output][row].
@@ -69,7 +69,7 @@ void vector_rows(const Dense& d, const Unit& unit, int64_t row, Ahead& ahead) {
     put_totals<R>(d, unit, row, totals);
 }
 
-// In pairs of bf16, or with AVX2 in float32.
+// In pairs of bf16, or else in float32.
 void unit_by_vectors(const Dense& d, const Unit& unit, Ahead& ahead) {
     int64_t row = 0, left = unit.matrix->rows;
     for (; left > TOGETHER; row += 4, left -= 4) vector_rows<4>(d, unit, row, ahead);

@@ -57,8 +57,8 @@ INLINE void put_tile(const float* sums, int64_t rows, bf16* y, int64_t stride, b
     Floats pairs[TILE_ROWS];  // of outputs, and transposed the rows
     for (int n = 0; n < TILE_ROWS; n++) {
         const float* sum = sums + 2 * n * TILE_ROWS;
-        const __m512bh both = _mm512_cvtne2ps_pbh(load(sum + TILE_ROWS), load(sum));
-        pairs[n] = _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleaved, (__m512i)both));
+        const __m512i both = rounded(load(sum), load(sum + TILE_ROWS));
+        pairs[n] = _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleaved, both));
     }
     transpose(pairs);
     for (int64_t r = 0; r < rows && r < TILE_ROWS; r++, y += stride) {
@@ -121,6 +121,8 @@ void end_packed() {}
 template <int T>
 constexpr int outputs_together() { return T == 1 ? 16 : 8; }  // as many sums as there are registers for
 
+#ifdef PAIRS
+
 // The same by vectors: each pair of weights by all rows of a tile.
 template <int T>
 INLINE void multiply(const bf16* weights, const uint32_t* x, int64_t columns, Ahead& ahead,
@@ -158,6 +160,8 @@ INLINE void multiply(const bf16* weights, const uint32_t* x, int64_t columns, Ah
                 store(sums + (t * UNIT + first + n) * TILE_ROWS, totals[n][t]);
     }
 }
+
+#endif
 
 // The same with weights and rows in float32.
 template <int T>
@@ -217,7 +221,9 @@ void multiply_tiles(const Dense& d, const Unit& unit, const W* weights, Ahead& a
 
 void unit_of_packed(const Dense& d, const Unit& unit, float* widened, Ahead& ahead) {
     const bf16* weights = unit.weights(d);
+#ifdef PAIRS
     if (d.pairs) return multiply_tiles(d, unit, weights, ahead);
+#endif
 #ifndef __AMX_BF16__
     for (int n = 0; n < UNIT; n++)
         for (int64_t c = 0; c < d.columns; c += LANES)

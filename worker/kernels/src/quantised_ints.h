@@ -46,10 +46,18 @@ struct Sum {
 
 #else
 
+#if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
+#define VNNI 1  // of 256 bits
+#endif
+
 struct Ints {
     __m256i low, high;
 };
+#ifdef VNNI
+constexpr bool SIGNED_BYTES = false;
+#else
 constexpr bool SIGNED_BYTES = true;
+#endif
 
 INLINE Ints ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 INLINE Ints load_bytes(const uint8_t* p) {
@@ -88,6 +96,23 @@ INLINE Floats half_power_of_2(const uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
     return {half_power_of_2_of(bytes), half_power_of_2_of(_mm_srli_si128(bytes, 8))};
 }
+
+#ifdef VNNI
+
+template <int HIGHEST, int COUNT>
+struct Sum {
+    Ints total;
+
+    void start(int32_t with) { total = ints(with); }
+    void add(Ints weights, Ints activations, int) {
+        total = {_mm256_dpbusd_epi32(total.low, weights.low, activations.low),
+                 _mm256_dpbusd_epi32(total.high, weights.high, activations.high)};
+    }
+    Ints result() const { return total; }
+};
+
+#else
+
 INLINE Ints operator+(Ints a, Ints b) {
     return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
 }
@@ -138,6 +163,8 @@ struct Sum {
     }
     Ints result() const { return total + ints(more); }
 };
+
+#endif
 
 #endif
 

@@ -1,7 +1,8 @@
 // Sixteen floats at a time, with AVX-512 or with AVX2: the arithmetic that all kernels share.
 //
 // The compiler's flags select the instructions. `AVX512` here means AVX-512 F, BW, DQ and VL with
-// the BF16 and VNNI extensions. NaN passes through every function, as in torch.
+// the VNNI extension, `PAIRS` these with the BF16 extension, which multiplies pairs of bf16. NaN
+// passes through every function, as in torch.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,17 @@
 #include <immintrin.h>
 #include <omp.h>
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#if defined(__AVX512BW__) && defined(__AVX512VNNI__)
 #define AVX512 1
+#ifdef __AVX512BF16__
+#define PAIRS 1
+#endif
+#endif
+
+#ifdef PAIRS
+constexpr bool HAS_PAIRS = true;
+#else
+constexpr bool HAS_PAIRS = false;
 #endif
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -62,12 +72,27 @@ INLINE Floats load_s8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
 INLINE void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
-INLINE void store(bf16* p, Floats x) {
-    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
+#ifdef PAIRS
+INLINE __m256i rounded(Floats x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+INLINE __m512i rounded(Floats low, Floats high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+#else
+// To bf16, nearest even; NaN becomes a quiet NaN.
+INLINE __m256i rounded(Floats x) {
+    const __m512i bits = _mm512_castps_si512(x), one = _mm512_set1_epi32(1);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512i whole = _mm512_mask_mov_epi32(up, nan, _mm512_set1_epi32(0x7fc00000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(whole, 16));
 }
+INLINE __m512i rounded(Floats low, Floats high) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(rounded(low)), rounded(high), 1);
+}
+#endif
+INLINE void store(bf16* p, Floats x) { _mm256_storeu_si256((__m256i*)p, rounded(x)); }
 // 32 values, past the caches. `p` is 64-byte aligned.
 INLINE void stream(bf16* p, Floats low, Floats high) {
-    _mm512_stream_si512((__m512i*)p, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    _mm512_stream_si512((__m512i*)p, rounded(low, high));
 }
 INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 // The second operand where one of them is NaN.
