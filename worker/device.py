@@ -19,6 +19,7 @@ from worker.cache_memory import CacheMemory, CacheShare
 from worker.checkpoint.dtypes import FROM_OPTION
 from worker.layers.transfer import is_accelerator
 from worker.memory_amount import MemoryAmount
+from worker.model_spec import ModelSpec
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free after loading
 CUDA_CACHE_SHARE = 0.85
@@ -60,6 +61,24 @@ class Owner(Protocol):
         """Read by any thread."""
 
 
+class RankDevices(tuple[torch.device, ...]):
+    """The device of each rank of a model, the first one's first. On a CPU, all have the same."""
+
+    @property
+    def first(self) -> torch.device:
+        return self[0]
+
+    @property
+    def parts(self) -> int:
+        """Devices that the weights are divided over."""
+        return len(set(self))
+
+    @property
+    def ranks_each(self) -> int:
+        """Ranks with caches on one device."""
+        return len(self) // self.parts
+
+
 class Device:
     """One device, with all that is loaded on it. The thread that loads models adds and removes
     their owners; any thread may read. `memory`: the budget of its models.
@@ -68,6 +87,7 @@ class Device:
 
     def __init__(self, torch_device: torch.device, memory: MemoryAmount | None = None) -> None:
         self.torch = torch_device
+        self.ranks = RankDevices([torch_device])  # of the model
         # Bytes that all models together may take; None: what is free.
         self.budget: int | None = None
         if memory is not None:
@@ -85,6 +105,24 @@ class Device:
 
     def remove(self, owner: Owner) -> None:
         self._owners = tuple(one for one in self._owners if one is not owner)
+
+    def spread(self, spec: ModelSpec) -> None:
+        """Give each rank of a model its device: those that `spec` names, all this CPU, or the first
+        GPUs. Raises JobError("invalid_request") if one is not available."""
+        ranks = spec.tensor_parallel
+        if ranks == 1 or self.torch.type == "cpu":
+            self.ranks = RankDevices([self.torch] * ranks)
+            return
+        names = [one.name for one in spec.rank_devices]
+        if not names and self.torch.index:
+            raise invalid(
+                f"device {self.torch} is one GPU, and tensor_parallel {ranks} needs {ranks}: name "
+                "them in devices, or leave device out",
+                "device",
+            )
+        self.ranks = RankDevices(
+            choose_device(name) for name in names or [f"cuda:{rank}" for rank in range(ranks)]
+        )
 
     def free_bytes(self) -> int:
         """Free memory now, within the budget."""
@@ -107,17 +145,20 @@ class Device:
             )
         return self.caches.enter(share, since)
 
-    def share(self, name: str, least: int, limit: int | None) -> CacheShare:
+    def share(
+        self, name: str, least: int, limit: int | None, elsewhere: int | None = None
+    ) -> CacheShare:
         """The share of the cache of a model whose weights are loaded: under a budget the one that
         was reserved for it. Without one, all caches share a part of what is free now. `limit`: of
-        this cache, which then has it to itself."""
+        this cache, which then has it to itself. `elsewhere`: bytes that are free on the device
+        with the least of the model's other ones."""
         for one in self.caches.shares:
             if one.holder is None and one.name == name:
                 return one
         if self.budget is not None:
             raise JobError("internal", f"no memory of the budget was reserved for {name}")
         share = CacheShare(self.caches, name, 0, least if limit is None else limit, limit)
-        self.caches.budget = self._free_for_caches(share)
+        self.caches.budget = self._free_for_caches(share, elsewhere=elsewhere)
         self.caches.shares = (*self.caches.shares, share)
         return share
 
@@ -134,7 +175,9 @@ class Device:
             left = caches.total - weights
         return max(0, left - sum(one.least for one in caches.shares))
 
-    def _free_for_caches(self, new: CacheShare | None, weights: int = 0) -> int:
+    def _free_for_caches(
+        self, new: CacheShare | None, weights: int = 0, elsewhere: int | None = None
+    ) -> int:
         """Without a budget: the bytes of all caches. Those with a limit of their own have it to
         themselves; the others have a part of the free memory, and at least their least."""
         shares = (*self.caches.shares, *([] if new is None else [new]))
@@ -143,7 +186,8 @@ class Device:
         promised = sum(
             max(0, one.most - one.held) for one in self.caches.shares if one.most is not None
         )
-        free = self.free_bytes() - weights - promised + sum(one.held for one in pooled)
+        free = self.free_bytes() if elsewhere is None else min(self.free_bytes(), elsewhere)
+        free += sum(one.held for one in pooled) - weights - promised
         return own + max(cache_share(free, self.torch), sum(one.least for one in pooled))
 
 
@@ -255,9 +299,13 @@ def threads_of(weight_bytes: int) -> int | None:
 
 
 @contextmanager
-def computing(threads: int | None) -> Iterator[None]:
-    """A context for what a model computes on the CPU, on as many threads as `threads_of` says.
-    Other models and the caller's own torch keep their threads."""
+def computing(device: torch.device, threads: int | None = None) -> Iterator[None]:
+    """A context for what a model computes: kernels start on its GPU, or use as many threads of the
+    CPU as `threads_of` says. Other models and the caller's own torch keep theirs."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            yield
+        return
     before = torch.get_num_threads()
     if threads is None or threads == before:
         yield

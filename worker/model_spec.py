@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.errors import invalid
+from worker.named_device import NamedDevice
 
 NGRAM = "ngram"  # the draft that needs no model
 
@@ -36,7 +37,8 @@ class ModelSpec:
     tool_parser: str | None = None
     prompt_caches: tuple[Path, ...] = ()  # files of `chatjobs prompts save`
     tensor_parallel: int = 1  # ranks that share the model
-    rank_cores: tuple[frozenset[int], ...] = ()  # of each rank; empty: all use those of the process
+    # Of each rank; empty: all have the cores of the process, or the first GPUs.
+    rank_devices: tuple[NamedDevice, ...] = ()
 
     def require_types(self) -> None:
         """Raise InvalidRequest for a value of another type, as a caller in Python may give it."""

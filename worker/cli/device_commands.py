@@ -12,9 +12,9 @@ import click
 from click.core import ParameterSource
 
 from jobs.errors import invalid
-from worker.cli.devices import WorkerDevice
 from worker.cli.own_command import own_command
 from worker.memory_amount import MemoryAmount
+from worker.named_device import NamedDevice
 
 # The supervisor has the value of these for each worker.
 OWN = frozenset({"devices", "device", "redis_url", "memory", "host_memory", "http", "log_format"})
@@ -34,7 +34,7 @@ class WorkerCommand:
 
 def worker_commands(
     ctx: click.Context,
-    devices: Sequence[WorkerDevice],
+    devices: Sequence[NamedDevice],
     *,
     memory: MemoryAmount | None,
     host_memory: MemoryAmount | None = None,

@@ -74,7 +74,7 @@ def check(
     from worker.loading.find import find
     from worker.loading.preflight import preflight
     from worker.model_spec import ModelSpec
-    from worker.ranks.limits import require_parallel
+    from worker.ranks.limits import place_ranks
 
     spec = ModelSpec(
         reference=reference,
@@ -86,7 +86,7 @@ def check(
     )
     try:
         place = Device(choose_device(device))
-        require_parallel(spec, place)
+        place_ranks(spec, place)
         source = find(spec.reference, spec.download_dir)
         model = describe(source, spec.chat_template)
         downloaded = not source.needs_download

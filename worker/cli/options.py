@@ -107,7 +107,7 @@ parallel_option = click.option(
     show_default=True,
     metavar="N",
     help="Compute the model in N processes together, each with a part of the weights and the "
-    "cache; on the CPU.",
+    "cache: on the CPU, or with a GPU each.",
 )
 
 download_option = click.option(

@@ -27,7 +27,6 @@ from jobs.cli.stderr import keep_writing
 from jobs.errors import JobError
 from jobs.log_lines import log_form, log_to_stderr
 from worker.cli.device_commands import worker_commands
-from worker.cli.devices import WorkerDevice, cores_of_ranks, parse_devices
 from worker.cli.options import (
     Address,
     bos_option,
@@ -46,6 +45,7 @@ from worker.cli.options import (
 from worker.cli.private_redis import private_redis, private_redis_hint
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import NGRAM, ModelSpec
+from worker.named_device import NamedDevice, check_ranks, parse_devices
 from worker.option_values import GRACE_SECONDS, MOST_DRAFT_TOKENS, STATE_BYTES, TOOL_PARSERS
 from worker.residency.policy import ResidencyPolicy
 
@@ -64,7 +64,7 @@ def _check_memory(
 
 def _check_devices(
     ctx: click.Context, param: click.Parameter, value: str | None
-) -> tuple[WorkerDevice, ...]:
+) -> tuple[NamedDevice, ...]:
     try:
         return () if value is None else parse_devices(value)
     except JobError as error:
@@ -253,7 +253,7 @@ def work(
     results: str,
     no_record: bool,
     device: str,
-    devices: tuple[WorkerDevice, ...],
+    devices: tuple[NamedDevice, ...],
     tensor_parallel: int,
     memory: MemoryAmount | None,
     host_memory: MemoryAmount | None,
@@ -321,9 +321,15 @@ def work(
     for option, given in (("--prompt-cache", prompt_caches), ("--state-dir", state_dir)):
         if given and prefix_cache == "off":
             raise click.UsageError(f"{option} needs --prefix-cache on: it feeds that cache")
-    rank_cores: tuple[frozenset[int], ...] = ()
+    rank_devices: tuple[NamedDevice, ...] = ()
     if tensor_parallel > 1:
-        rank_cores, devices = cores_of_ranks(devices, tensor_parallel), ()
+        rank_devices, devices = devices, ()
+        if rank_devices:
+            try:
+                check_ranks(rank_devices, tensor_parallel)
+            except JobError as error:
+                raise click.UsageError(f"--tensor-parallel: {error.message}") from None
+            device = rank_devices[0].option
         for option, given in (
             ("several models", len(models) > 1),
             ("--config", config is not None),
@@ -354,7 +360,7 @@ def work(
         tool_parser=tool_parser,
         prompt_caches=prompt_caches,
         tensor_parallel=tensor_parallel,
-        rank_cores=rank_cores,
+        rank_devices=rank_devices,
     )
     specs = [replace(options, reference=reference) for reference in models]
     policies: dict[str, ResidencyPolicy] = {}
@@ -394,9 +400,10 @@ def work(
     except JobError as error:
         raise refusal(error) from None
     keep_writing()
-    if rank_cores:
-        os.sched_setaffinity(0, rank_cores[0])  # before torch starts threads
-        device = "cpu"
+    if tensor_parallel > 1:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")  # all ranks are on this machine
+    if rank_devices and rank_devices[0].cores is not None:
+        os.sched_setaffinity(0, rank_devices[0].cores)  # before torch starts threads
     if not commands and upstream is None:
         need_torch()
     from jobs.store.connection.connect import URL_VARIABLE

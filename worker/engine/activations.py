@@ -100,7 +100,7 @@ def measure_once(loaded: LoadedModel, spec: ModelSpec) -> None:
         return
     try:
         threads = threads_of(info.weight_bytes) if device.type == "cpu" else None
-        with computing(threads):
+        with computing(device, threads):
             nbytes = forward_peak(loaded.model, device, shape.tokens, shape.context)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

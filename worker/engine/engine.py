@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 
 import torch
@@ -24,7 +24,7 @@ from worker.cache.sizes import CacheSizes
 from worker.cache_memory import CacheShare, Holder
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.constraints.constraint import Constraint
-from worker.device import Device, Held, computing, threads_of
+from worker.device import Device, Held, RankDevices, computing, threads_of
 from worker.engine.activations import measure_once
 from worker.engine.memory_meter import memory_meter
 from worker.engine.parallel import load_on_ranks
@@ -39,7 +39,7 @@ from worker.loading.load import HostModels, LoadedModel, check_context, load, me
 from worker.model_spec import ModelSpec
 from worker.processes.tuning import keep_memory
 from worker.ranks.leader import Ranks, RanksLost
-from worker.ranks.limits import require_parallel
+from worker.ranks.limits import place_ranks
 from worker.sampling.bad_words import bad_word_ids
 from worker.sampling.params import SamplingParams, resolve_params
 from worker.sampling.sampler import draw
@@ -77,11 +77,12 @@ class EngineCore:
         self.vocab_size = loaded.model.vocab_size  # may be larger than the tokenizer's
         self.max_batch = slots.batch
         self.device = loaded.device
+        place = RankDevices([loaded.device]) if ranks is None else ranks.devices
+        self._parts = place.parts
         number = _slots_of_caches(slots)
         makers = loaded.model.make_caches, drafting.make_caches if drafting else list
-        count = 1 if ranks is None else ranks.ranks
         self.book = CacheBook(
-            CacheSizes(*[make() for make in makers], ranks=count),
+            CacheSizes(*[make() for make in makers], ranks=place.ranks_each),
             max_slots=number,
             max_columns=context,
             share=share,
@@ -150,8 +151,8 @@ class EngineCore:
     ) -> EngineCore:
         """Load a model; `host` may have it. `interactive_slots`, `preempt`: see `Slots`; `draw`:
         see `ModelRunner`. Raises JobError."""
-        require_parallel(spec, device)
-        with memory_named(spec.reference, device):
+        place_ranks(spec, device)
+        with computing(device.torch), memory_named(spec.reference, device):
             drafting = drafting_of(spec, device, host)
             if spec.tensor_parallel == 1:
                 loaded, ranks = load(spec, device, host), None
@@ -168,15 +169,14 @@ class EngineCore:
             batch = devices.limits(device.torch).max_batch if batch is None else batch
             context = spec.context or loaded.model.context_length
             slots = Slots.share(batch, interactive_slots, preempt)
-            if ranks is not None:
-                ranks.begin(_slots_of_caches(slots))
+            elsewhere = None if ranks is None else ranks.begin(_slots_of_caches(slots))
             caches = loaded.model.make_caches(), drafting.make_caches() if drafting else ()
-            least = CacheSizes(*caches, ranks=spec.tensor_parallel).least(context)
+            least = CacheSizes(*caches, ranks=device.ranks.ranks_each).least(context)
             return cls(
                 loaded,
                 slots=slots,
                 context=context,
-                share=device.share(spec.reference, least, spec.cache_bytes),
+                share=device.share(spec.reference, least, spec.cache_bytes, elsewhere),
                 prefix_cache=spec.prefix_cache,
                 drafting=drafting,
                 on_work=on_work,
@@ -231,7 +231,7 @@ class EngineCore:
         """Implements `Owner`."""
         return Held(
             owner=self.info.name,
-            weights=self.weight_bytes,
+            weights=self.weight_bytes // self._parts,
             cache=self.book.bytes_held,
             cache_limit=self.book.limit_bytes,
             cache_least=self.share.least,
@@ -285,7 +285,7 @@ class EngineCore:
                 step = self._pipeline.next()
                 if step is None:
                     return False
-                result = step.result.read()
+                result = self.runner.read(step.result)
                 peak = self._meter.peak()
                 self.peak_bytes = max(self.peak_bytes, peak)
                 self._scheduler.saw_memory(step.scheduled, peak)
@@ -380,9 +380,7 @@ class EngineCore:
             torch.cuda.empty_cache()
 
     def _computing(self) -> AbstractContextManager[None]:
-        if self.device.type != "cpu":
-            return nullcontext()
-        return computing(self._threads())
+        return computing(self.device, self._threads())
 
     def _threads(self) -> int | None:
         return self._threads_of_rank or threads_of(self.info.weight_bytes)

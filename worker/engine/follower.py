@@ -13,17 +13,29 @@ from multiprocessing.connection import Connection
 import torch
 
 from worker.cache.pool import CachePool
+from worker.device import free_bytes
 from worker.engine.runner import ModelRunner, StorageError
 from worker.layers.shard import Shard
 from worker.loading.find import find
 from worker.loading.load import build_model
 from worker.models.model import Model, Placement
 from worker.processes.tuning import tune
-from worker.ranks.exchange import ExchangeBroken, SharedExchange
-from worker.ranks.messages import Begin, Change, Changed, Compute, Failed, Part, Ready, Start
+from worker.ranks.exchange import ExchangeBroken
+from worker.ranks.exchanges import EXCHANGES
+from worker.ranks.messages import (
+    Begin,
+    Change,
+    Changed,
+    Compute,
+    Connected,
+    Failed,
+    Follow,
+    Part,
+    Ready,
+    Start,
+)
 
 PR_SET_PDEATHSIG = 1  # of prctl
-CPU = torch.device("cpu")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -35,7 +47,9 @@ def main(arguments: Sequence[str]) -> None:
         _follow(channel, memory)
     except EOFError:  # the leader has closed the socket
         return
-    except ExchangeBroken:  # the leader finds out who it was
+    except ExchangeBroken as error:  # the leader finds out who it was
+        if error.__cause__ is not None:
+            print(f"an exchange of ranks failed: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except Exception as error:
         _say_why(channel, error)
@@ -47,25 +61,34 @@ def _follow(channel: Connection, memory: int) -> None:
     assert isinstance(start, Start)
     tune()
     torch.set_num_threads(start.threads)
-    exchange = SharedExchange(memory, start.rank, start.ranks)
-    model = _read(start.part, Shard(start.rank, start.ranks, exchange))
+    device = start.device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    exchange = EXCHANGES[device.type](memory, start.rank, start.ranks)
+    shard = Shard(start.rank, start.ranks, exchange)
+    model = _read(start.part, device, shard)
     channel.send(Ready())
     begin = channel.recv()
     assert isinstance(begin, Begin)
-    runner = ModelRunner(model, CachePool(model.make_caches, slots=begin.slots), CPU)
+    exchange.connect(device)
+    channel.send(Connected(free_bytes(device)))
+    pool = CachePool(model.make_caches, slots=begin.slots, device=device)
+    runner = ModelRunner(model, pool, device, shard=shard)
     with torch.inference_mode():
         while True:
             message = channel.recv()
             if isinstance(message, Compute):
                 runner.compute(message.spans)
+            elif isinstance(message, Follow):
+                runner.advance(message.following)
             else:
                 assert isinstance(message, Change)
                 channel.send(_changed(runner, message))
 
 
-def _read(part: Part, shard: Shard) -> Model:
+def _read(part: Part, device: torch.device, shard: Shard) -> Model:
     source = find(str(part.path))
-    place = Placement(part.dtype, CPU, shard=shard)
+    place = Placement(part.dtype, device, shard=shard)
     with source.weights() as checkpoint:
         return build_model(source.config, part.tied, place, checkpoint)
 
@@ -94,3 +117,4 @@ def _say_why(channel: Connection, error: Exception) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    os._exit(0)  # destructors of NCCL may wait for ranks that are gone

@@ -18,7 +18,8 @@ def load_on_ranks(spec: ModelSpec, device: Device) -> tuple[LoadedModel, Ranks]:
 
     def split(checked: Preflight) -> Shard:
         part = Part(checked.model.source.path, checked.tied, checked.dtype)
-        started.append(Ranks(part, spec.tensor_parallel, spec.rank_cores))
+        cores = [one.cores for one in spec.rank_devices if one.cores is not None]
+        started.append(Ranks(part, device.ranks, cores))
         return started[0].shard
 
     try:

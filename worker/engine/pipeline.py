@@ -14,6 +14,7 @@ from worker.engine.recovery import first_line
 from worker.engine.runner import ModelRunner, UnreadResult
 from worker.engine.scheduled import ScheduledSequence
 from worker.engine.scheduler import Scheduler
+from worker.ranks.leader import RanksLost
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,8 @@ class Pipeline:
             if all(one.foreseeable for one in scheduled):
                 result = self._runner.draw(logits, self._scheduler.sampling(ahead=1))
                 next_step = Launched(scheduled, result)
+        except RanksLost:
+            raise
         except Exception as error:
             self._forgo(error)
             return None

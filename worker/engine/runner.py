@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +18,11 @@ from worker.cache.prefix_store import StateRef
 from worker.device import is_out_of_memory
 from worker.engine.plan import StepPlan
 from worker.layers.batch import Batch, Following, Span
+from worker.layers.shard import WHOLE, Shard
 from worker.layers.transfer import read_back, take
 from worker.models.model import Model
 from worker.ranks.leader import Ranks
-from worker.ranks.messages import Change, Changed, Compute
+from worker.ranks.messages import Change, Changed, Compute, Follow
 from worker.sampling.inputs import SamplingBatch, SamplingInput
 from worker.sampling.prompt_logits import Found, read_rows
 from worker.sampling.sampler import Drawn, StepResult, draw
@@ -64,7 +66,8 @@ class ModelRunner:
     """Owns a model, its draft model, their caches and the device; it decides nothing. Belongs to
     the thread that steps the engine. `draw`: draws the tokens, that of the sampler but in tests.
     `on_unsaved`: called when there was no memory for a state that should be kept, after all other
-    changes. `ranks`: those that follow this one, in each change and in each forward pass."""
+    changes. `ranks`: those that follow this one, in each change and in each forward pass; `shard`:
+    the part of one that follows."""
 
     def __init__(
         self,
@@ -76,10 +79,12 @@ class ModelRunner:
         draw: Draw = draw,
         on_unsaved: Callable[[], None] = lambda: None,
         ranks: Ranks | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
         self.model, self.pool, self.device = model, pool, device
         self.draft = None if draft is None else DraftRunner(draft, pool, device, model.vocab_size)
         self._draw, self._on_unsaved, self.ranks = draw, on_unsaved, ranks
+        self._shard = shard if ranks is None else ranks.shard
         self._batch: Batch | None = None  # of the last forward pass
 
     def apply(self, changes: Iterable[CacheChange]) -> None:
@@ -144,6 +149,23 @@ class ModelRunner:
         self._batch = Batch.lay_out(spans, self.device)
         return self.model(self._batch, self.pool.layers)
 
+    def read(self, result: UnreadResult) -> StepResult:
+        """Waits for a step. Raises RanksLost."""
+        with self._waiting():
+            return result.read()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """A context in which the host waits for the device. Raises RanksLost."""
+        if self.ranks is None:
+            yield
+            return
+        try:
+            with self.ranks.waiting():
+                yield
+        finally:  # without all ranks, the device has no result, whatever it says
+            self.ranks.require()
+
     def require_ranks(self) -> None:
         """Raises RanksLost if a rank has failed."""
         if self.ranks is not None:
@@ -152,12 +174,28 @@ class ModelRunner:
     def follow(self, following: Following, token_ids: Tensor) -> Tensor:
         """Execute the step after the last one, which draws `token_ids`. Returns what `forward`
         does."""
-        assert self._batch is not None and self.ranks is None
+        if self.ranks is None:
+            return self.advance(following, token_ids)
+        with self.ranks.together():
+            self.ranks.send(Follow(following))
+            return self.advance(following, token_ids)
+
+    def advance(self, following: Following, token_ids: Tensor | None = None) -> Tensor:
+        """The forward pass of `follow` on this rank. `token_ids`: of the first rank, by which the
+        others get them."""
+        assert self._batch is not None
+        if token_ids is None:
+            token_ids = torch.empty_like(self._batch.token_ids)
+        token_ids = self._shard.first(token_ids[:, None])[:, 0]
         self._batch = self._batch.advanced(token_ids, following)
         return self.model(self._batch, self.pool.layers)
 
     def draw(self, logits: Tensor, batch: SamplingBatch) -> UnreadResult:
-        """Draw tokens after a forward pass, and read the logits of prompts."""
+        """Draw tokens after a forward pass, and read the logits of prompts. Raises RanksLost."""
+        with self._waiting():
+            return self._drawn(logits, batch)
+
+    def _drawn(self, logits: Tensor, batch: SamplingBatch) -> UnreadResult:
         prompts = read_rows(logits, batch.prompts) if batch.prompts else ()
         checks = read_back(take(logits, batch.checked).isfinite().all(1)) if batch.checked else ()
         if not batch.rows:

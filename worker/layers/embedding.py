@@ -57,8 +57,15 @@ class Embedding:
 
     def _of_ranks(self, ids: Tensor, table: Tensor) -> Tensor:
         """The rows of all ranks: each token is in the table of one."""
-        found = torch.empty(len(ids), table.shape[1], dtype=table.dtype)
-        elementwise.gather_into(found, table, ids, self._rows.start)
+        if library.serves(table):
+            found = torch.empty(len(ids), table.shape[1], dtype=table.dtype)
+            elementwise.gather_into(found, table, ids, self._rows.start)
+        else:
+            rows = ids - self._rows.start
+            others = (rows < 0) | (rows >= len(table))
+            padded = table if len(table) else table.new_zeros(1, table.shape[1])
+            found = F.embedding(rows.masked_fill(others, 0), padded)
+            found = found.masked_fill(others[:, None], 0)
         return self._shard.sum(found)
 
     def _unpacks(self, table: QuantisedTensor) -> bool:

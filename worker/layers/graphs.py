@@ -76,12 +76,12 @@ class Graphs:
     """Computes decode steps by graphs, from the second step of a size on. Belongs to one model,
     whose caches and tables of positions have one place at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, enabled: bool = True) -> None:
         self._graphs: dict[int, Graph] = {}
         self._seen: dict[int, int] = {}  # steps of a size that has no graph
         self._place: object = None  # of what the graphs read
         self._pool: Any = None  # of the memory of all graphs
-        self.enabled = True
+        self.enabled = enabled
 
     def serve(self, inputs: Inputs, caches: Sequence[LayerCache]) -> bool:
         """True if a step may be a graph: it decodes, and kernels without any wait compute it."""

@@ -70,6 +70,7 @@ class Preflight:
     context_length: int  # positions that the config gives, with their stretch
     longest: int  # tokens of one sequence whose cache fits beside the weights
     free_bytes: int  # of the device, now, within its budget
+    parts: int  # devices that the weights are divided over
     caches: Sequence[LayerCache]  # of one layer each, without storage
     widths: tuple[int, int, int]  # hidden states, widest projection, vocabulary
     budget: int | None = None  # of the device
@@ -87,17 +88,19 @@ class Preflight:
     def obstacle(self) -> str | None:
         """The reason for which the weights don't fit on the device, with the remedy; None if they
         fit."""
-        if self.weight_bytes <= self.free_bytes:
+        part = -(-self.weight_bytes // self.parts)
+        if part <= self.free_bytes:
             return None
-        need, free = self.weight_bytes / 2**30, self.free_bytes / 2**30
+        need, free = part / 2**30, self.free_bytes / 2**30
         extra = sum(one.extra_bytes for one in self.products)
         kept = (self.weight_bytes - extra) / 2**30
         instead = f"--keep-quantised (slow, needs {kept:.1f} GiB), " if extra else ""
         within = "" if self.budget is None else f" of --memory {self.budget / 2**30:.1f} GiB"
+        each = "" if self.parts == 1 else f" on each of {self.parts} devices"
         return (
             f"{self.model.source.reference} needs {need:.1f} GiB for its weights in "
-            f"{self.formats} and {self.device} has {free:.1f} GiB free{within}: use {instead}a "
-            "smaller model, another dtype or another device"
+            f"{self.formats}{each} and {self.device} has {free:.1f} GiB free{within}: use "
+            f"{instead}a smaller model, another dtype or another device"
         )
 
     @property
@@ -193,7 +196,7 @@ def _preflight(
     weight_bytes = sum(sizes.values())
     blocks = {form.name for held in forms.values() for form in held if form is not None}
     caches, free = shape.make_caches(), device.free_bytes()
-    cache_bytes = device.cache_room(weight_bytes)
+    cache_bytes = device.cache_room(weight_bytes // device.ranks.parts)
     return Preflight(
         model=model,
         tokenizer=tokenizer,
@@ -210,11 +213,12 @@ def _preflight(
             range(1, shape.context_length + 1),
             cache_bytes,
             key=lambda tokens: (
-                spec.tensor_parallel
+                device.ranks.ranks_each
                 * sum(cache.bytes_for(sequence_size(tokens)) for cache in caches)
             ),
         ),
         free_bytes=free,
+        parts=device.ranks.parts,
         caches=caches,
         widths=_widths(slots),
         budget=device.budget,

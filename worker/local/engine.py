@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ from worker.engine.sequence import Listener, Sequence, TokenEvent
 from worker.engine.token_ids import token_ids
 from worker.local.collect import CollectingSink, Generation, Token, generation, streamed
 from worker.model_spec import ModelSpec
+from worker.named_device import NamedDevice, check_ranks, parse_devices
 from worker.prompt.template import template_path
 from worker.sampling.params import SamplingParams
 from worker.sampling.prompt_logits import PromptLogits, PromptLogprobs, PromptReader
@@ -77,6 +79,7 @@ class Engine:
         add_bos: bool | None = None,
         tool_parser: str | None = None,
         tensor_parallel: int = 1,
+        devices: str | SequenceOf[str] = (),
     ) -> Engine:
         """Load a model: a folder, a GGUF file, a Hugging Face repo id
         (`org/name[:quantisation][@revision]`) or `demo`.
@@ -100,10 +103,19 @@ class Engine:
         template writes.
         add_bos: whether prompts begin with the BOS token if the template doesn't write it; by
         default as a GGUF file says, and not for other models. tensor_parallel: number of processes
-        that compute the model together, on the CPU: this one and children of it, which end with
-        the engine (docs/parallel.md).
+        that compute the model together: this one and children of it, which end with the engine
+        (docs/parallel.md). devices: of each of these, such as "cuda:1", or cores of the CPU, such
+        as "cpu:0-3"; the calling thread, and threads that it starts, stay on the first ones.
+        By default they share the cores of this process, or have the first GPUs.
         Raises JobError.
         """
+        named: tuple[NamedDevice, ...] = ()
+        if devices:
+            if device != "auto":
+                raise invalid("device is one and devices are several: give one of them", "devices")
+            named = parse_devices(devices if isinstance(devices, str) else ",".join(devices))
+            check_ranks(named, tensor_parallel)
+            device = named[0].option
         spec = ModelSpec(
             reference=reference,
             dtype=dtype,
@@ -121,8 +133,11 @@ class Engine:
             add_bos=add_bos,
             tool_parser=tool_parser,
             tensor_parallel=tensor_parallel,
+            rank_devices=named,
         )
         spec.require_types()
+        if named and named[0].cores is not None:
+            os.sched_setaffinity(0, named[0].cores)
         return cls(EngineCore.load(spec, device=Device(choose_device(device))))
 
     def chat(self, request: ChatRequest | Mapping[str, Any]) -> ChatCompletion:

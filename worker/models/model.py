@@ -212,6 +212,7 @@ class Decoder:
         self._ropes = list(dict.fromkeys(layer.rope for layer in layers))
         self.stretched = any(rope.stretched for rope in self._ropes)
         self._head = Head(self._embed, vocab_size, hidden_size, tied, place.linears)
+        self._whole = place.shard.whole
         self.forget_steps()
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
@@ -281,7 +282,9 @@ class Decoder:
         return tuple(rope.variant(prompt_length) for rope in self._ropes)
 
     def forget_steps(self) -> None:
-        self._replay, self._graphs = Replay(), Graphs()
+        # Ranks would have to make and start the same graphs at the same time: one that has no
+        # memory for a graph would exchange with others that make it.
+        self._replay, self._graphs = Replay(), Graphs(enabled=self._whole)
 
     def make_caches(self) -> list[LayerCache]:
         return [layer.make_cache() for layer in self._layers]

@@ -18,6 +18,7 @@ class Activity:
     def __init__(self, pid: int | None = None, *, group: int | None = None) -> None:
         self._pid, self._group = pid, group
         self._before: list[tuple[str, ...]] | None = None
+        self.stopped = False  # at the last look, by a signal
 
     def works(self) -> bool:
         """True if any process has worked since the last look, or if this is the first look."""
@@ -28,6 +29,7 @@ class Activity:
         now = [(state[0], *state[11:13]) for state in states]
         works = not states or now != self._before or any(state[1] in "RD" for state in states)
         self._before = now
+        self.stopped = bool(states) and all(state[1] == "T" for state in states)
         return works
 
     def _folders(self) -> list[Path]:

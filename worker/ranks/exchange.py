@@ -1,4 +1,4 @@
-"""The exchange of ranks that are processes of one machine, over memory that they share.
+"""The exchange of ranks on the CPU of one machine, over memory that they share.
 
 The kernels in `src/exchange.cpp` write, wait and sum, so that steps of ranks are recorded as others
 are. The memory has no name: it is gone with the last process that has it.
@@ -10,6 +10,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from worker.kernels import library
 from worker.kernels.library import TYPE_CODES
+from worker.layers.shard import Exchange
 
 # The layout of the memory in src/exchange.cpp: a table with an entry for each rank (the number of
 # its last piece, and whether it waits) and one for the group (whether it has ended), then two slots
@@ -29,27 +31,50 @@ class ExchangeBroken(Exception):
     """Another rank is gone."""
 
 
+class RankExchange(Exchange, Protocol):
+    """An exchange of processes, whose methods raise ExchangeBroken. Recorded calls that are made
+    again can't, nor those that a device makes later: `require` does after them."""
+
+    def connect(self, device: torch.device) -> None:
+        """Called once by all ranks, before the first exchange, with the device of each."""
+
+    def awaited(self) -> list[int]:
+        """The ranks that this one waits for. Any thread may ask."""
+
+    def end(self) -> None:
+        """Let all ranks wait no longer. Any thread may call it."""
+
+    def require(self) -> None:
+        """Raises ExchangeBroken if the group has ended."""
+
+
 @contextmanager
-def new_memory(ranks: int) -> Iterator[int]:
-    """A descriptor of memory for one group, to map and to give to other processes. Raises
-    OSError."""
+def new_memory(nbytes: int) -> Iterator[int]:
+    """A descriptor of memory for one group, to give to other processes. Raises OSError."""
     memory = os.memfd_create("chatjobs-ranks")
     try:
-        os.ftruncate(memory, TABLE + 2 * ranks * SLOT)
+        os.ftruncate(memory, nbytes)
         yield memory
     finally:
         os.close(memory)
 
 
 class SharedExchange:
-    """Implements `Exchange`, whose methods raise ExchangeBroken. Recorded calls that are made again
-    can't: `require` does after them. `memory`: a descriptor of `new_memory`, which it maps."""
+    """Implements `RankExchange`. `memory`: a descriptor of `new_memory` with `memory_bytes`, which
+    it maps."""
+
+    @staticmethod
+    def memory_bytes(ranks: int) -> int:
+        return TABLE + 2 * ranks * SLOT
 
     def __init__(self, memory: int, rank: int, ranks: int) -> None:
         self._rank, self._ranks = rank, ranks
-        self._memory = mmap.mmap(memory, TABLE + 2 * ranks * SLOT)
+        self._memory = mmap.mmap(memory, self.memory_bytes(ranks))
         self._table = np.frombuffer(self._memory, np.int64, TABLE // 8).reshape(-1, ENTRY)
         self._group = self._table.ctypes.data, rank, ranks
+
+    def connect(self, device: torch.device) -> None:
+        """The memory is all."""
 
     def sum(self, x: Tensor) -> Tensor:
         if x.dtype not in TYPE_CODES:
@@ -85,17 +110,14 @@ class SharedExchange:
         return x if out is None else out
 
     def awaited(self) -> list[int]:
-        """The ranks that this one has waited for for a while. Any thread may ask."""
         posted = self._table[: self._ranks, POSTED]
         if not self._table[self._rank, WAITS]:
             return []
         return [rank for rank, number in enumerate(posted) if number < posted[self._rank]]
 
     def end(self) -> None:
-        """Let all ranks wait no longer. Any thread may call it."""
         self._table[self._ranks, 0] = 1
 
     def require(self) -> None:
-        """Raises ExchangeBroken if the group has ended."""
         if self._table[self._ranks, 0]:
             raise ExchangeBroken("the group of ranks has ended")

@@ -11,9 +11,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from jobs.errors import JobError
+from worker.device import RankDevices
 from worker.layers.shard import Shard
-from worker.ranks.exchange import ExchangeBroken, SharedExchange, new_memory
-from worker.ranks.messages import Begin, Failed, Part, Ready, Start
+from worker.ranks.exchange import ExchangeBroken, RankExchange, new_memory
+from worker.ranks.exchanges import EXCHANGES
+from worker.ranks.messages import Begin, Connected, Failed, Part, Ready, Start
 from worker.ranks.watch import Watch
 
 REASON_SECONDS = 5.0  # that the reason of a loss may take to be known
@@ -37,18 +39,24 @@ class Ranks:
     """The followers of one model, whose leader is this process. Belongs to the thread that steps
     the engine. Freed like any object, and by `close`; the followers end with it.
 
-    `cores`: of each rank; empty: all ranks have those of this process. Raises JobError if a process
-    can't be started.
+    `devices`: all of one kind. `cores`: of each rank on a CPU; empty: all have those
+    of this process. Raises JobError if a process can't be started.
     """
 
-    def __init__(self, part: Part, ranks: int, cores: Sequence[frozenset[int]] = ()) -> None:
-        self.ranks, self.threads = ranks, _threads(ranks, cores)
+    def __init__(
+        self,
+        part: Part,
+        devices: RankDevices,
+        cores: Sequence[frozenset[int]] = (),
+    ) -> None:
+        ranks, kind = len(devices), EXCHANGES[devices.first.type]
+        self.ranks, self.devices, self.threads = ranks, devices, _threads(ranks, cores)
         self._channels: list[Connection] = []
         self._waiting = waiting = _Waiting()
         theirs = []
         try:
-            with new_memory(ranks) as memory:
-                self._exchange = exchange = SharedExchange(memory, 0, ranks)
+            with new_memory(kind.memory_bytes(ranks)) as memory:
+                self._exchange = exchange = kind(memory, 0, ranks)
                 for _ in range(1, ranks):
                     mine, other = socket.socketpair()
                     self._channels.append(Connection(mine.detach()))
@@ -59,6 +67,7 @@ class Ranks:
                     cores,
                     awaited=lambda: range(1, ranks) if waiting.now else exchange.awaited(),
                     at_end=exchange.end,
+                    on_gpus=devices.first.type != "cpu",
                 )
         except OSError as error:
             raise JobError("internal", f"a rank can't be started: {error}") from None
@@ -66,21 +75,27 @@ class Ranks:
         self._free = weakref.finalize(self, _free, self._channels, self._watch, exchange)
         for rank, channel in enumerate(self._channels, start=1):
             with self.together():
-                channel.send(Start(part, rank, ranks, self.threads))
+                channel.send(Start(part, devices[rank], rank, ranks, self.threads))
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the followers."""
         return self._watch.pids
 
-    def begin(self, slots: int) -> None:
-        """Wait until the followers have read their parts. `slots`: of the caches. Raises
-        RanksLost."""
+    def begin(self, slots: int) -> int:
+        """Wait until the followers have read their parts, and connect. `slots`: of the caches.
+        Returns the bytes that the follower with the least has free. Raises RanksLost."""
+        free: list[int] = []
         with self.together():
             for reply in self.replies():
                 assert isinstance(reply, Ready)
             self.send(Begin(slots))
+            self._exchange.connect(self.devices.first)
+            for reply in self.replies():
+                assert isinstance(reply, Connected)
+                free.append(reply.free_bytes)
         self._watch.computing = True
+        return min(free)
 
     def send(self, message: Any) -> None:
         """To all followers."""
@@ -89,15 +104,21 @@ class Ranks:
 
     def replies(self) -> list[Any]:
         """Of each follower the next message."""
-        self._waiting.now = True
-        try:
+        with self.waiting():
             found = [channel.recv() for channel in self._channels]
-        finally:
-            self._waiting.now = False
         for one in found:
             if isinstance(one, Failed):
                 raise FollowerFailed(one.reason)
         return found
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A context in which this rank waits for the others."""
+        self._waiting.now = True
+        try:
+            yield
+        finally:
+            self._waiting.now = False
 
     def require(self) -> None:
         """Raises RanksLost if the followers have ended."""
@@ -146,12 +167,12 @@ class Ranks:
 
 
 class _Waiting:
-    """Whether the leader waits for a message."""
+    """Whether the leader waits for the others elsewhere than in an exchange."""
 
     now = False
 
 
-def _free(channels: Sequence[Connection], watch: Watch, exchange: SharedExchange) -> None:
+def _free(channels: Sequence[Connection], watch: Watch, exchange: RankExchange) -> None:
     for channel in channels:
         channel.close()
     exchange.end()

@@ -1,8 +1,10 @@
-"""The options that can't be used together with several ranks."""
+"""The devices of several ranks, and the options that can't be used together with them."""
 
 from __future__ import annotations
 
 import sys
+
+import torch.distributed
 
 from jobs.errors import JobError, invalid
 from worker.device import Device
@@ -13,9 +15,9 @@ from worker.model_spec import ModelSpec
 MOST_RANKS = 64
 
 
-def require_parallel(spec: ModelSpec, device: Device) -> None:
-    """Refuse what several ranks do not do, before a file of the model is read. Raises JobError
-    (invalid_request)."""
+def place_ranks(spec: ModelSpec, device: Device) -> None:
+    """Give each rank its device, and refuse what several ranks do not do, before a file of the
+    model is read. Raises JobError (invalid_request)."""
     ranks = spec.tensor_parallel
     if type(ranks) is not int or not 1 <= ranks <= MOST_RANKS:
         raise _refused(f"tensor_parallel must be 1 to {MOST_RANKS}, got {ranks!r}")
@@ -24,11 +26,6 @@ def require_parallel(spec: ModelSpec, device: Device) -> None:
     named = f"tensor_parallel {ranks}"
     if not sys.platform.startswith("linux"):
         raise _refused(f"{named} needs Linux, which ends the processes of ranks with their worker")
-    if device.torch.type != "cpu":
-        raise _refused(
-            f"{named} is for device cpu at present, and the device is {device.torch}: give device "
-            "cpu, or a worker for each GPU"
-        )
     for option, given in (
         ("draft other than 'ngram'", spec.draft_spec is not None),
         ("quantize", spec.quantize is not None),
@@ -37,6 +34,14 @@ def require_parallel(spec: ModelSpec, device: Device) -> None:
     ):
         if given:
             raise _refused(f"{named} can't be used with {option}: leave one of them out")
+    device.spread(spec)
+    if device.torch.type != "cpu":
+        if not torch.distributed.is_nccl_available():
+            raise _refused(
+                f"{named} on GPUs needs NCCL, by which ranks exchange what they compute, and this "
+                "build of torch has none: install one for CUDA, or give each GPU a worker"
+            )
+        return
     try:
         library.load()
     except CannotBuild as error:

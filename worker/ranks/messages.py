@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from worker.cache.changes import CacheChange, Resize
-from worker.layers.batch import Span
+from worker.layers.batch import Following, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """To a follower: read your part."""
+    """To a follower: read your part, to this device."""
 
     part: Part
+    device: torch.device
     rank: int
     ranks: int
     threads: int
@@ -38,9 +39,16 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """To a follower: make the caches, of so many slots. Steps follow."""
+    """To a follower: connect, and make the caches, of so many slots. Steps follow."""
 
     slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """To the leader: the ranks can exchange, and the device of this one has so many bytes free."""
+
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,13 @@ class Compute:
     """To a follower: one forward pass of spans that are in `row_order`."""
 
     spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """To a follower: the step after the last one, whose tokens are exchanged first."""
+
+    following: Following
 
 
 @dataclass(frozen=True, slots=True)

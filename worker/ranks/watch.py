@@ -20,19 +20,21 @@ LOOK_SECONDS = 0.25
 # Of followers that do not work while the leader waits for them, counted in looks: while this
 # process was suspended, they were as well.
 STALL_SECONDS = 5.0
-READING_STALL_SECONDS = 120.0  # while they read weights: they may wait for a compiler
+# While they read weights, when they may wait for a compiler, and of those that compute on GPUs,
+# whose processes wait while the GPUs work.
+LONG_STALL_SECONDS = 120.0
 END_SECONDS = 5.0  # that followers have to end by themselves
 
 
 class Watch:
     """Runs a follower for each of `sockets`, on the cores that it has in `cores`, if any. `memory`:
     the descriptor that all get. `awaited` names the ranks that the leader waits for; `at_end` is
-    called when followers were killed.
+    called when followers were killed. `on_gpus`: that is where they compute.
 
     Followers are children of the thread here, which lives as long as they do: the system kills
     them with it, whatever ends the process. As soon as one has ended, or those that the leader
-    waits for stand still, the others are killed and `lost` says why. Raises OSError if one can't
-    be started.
+    waits for stand still, the others are killed and `lost` says why; so they are when one is
+    stopped that computes on a GPU. Raises OSError if one can't be started.
     """
 
     def __init__(
@@ -43,12 +45,13 @@ class Watch:
         *,
         awaited: Callable[[], Sequence[int]],
         at_end: Callable[[], None],
+        on_gpus: bool,
     ) -> None:
         self.lost: str | None = None  # set before `ended`
         self.ended = threading.Event()  # all followers have ended, or are killed
         self.computing = False  # they have read their weights
         self._sockets, self._memory, self._cores = sockets, memory, cores
-        self._awaited, self._at_end = awaited, at_end
+        self._awaited, self._at_end, self._on_gpus = awaited, at_end, on_gpus
         self._processes: list[subprocess.Popen[bytes]] = []
         self._fault: OSError | None = None
         self._end_seconds = END_SECONDS
@@ -82,17 +85,23 @@ class Watch:
             return
         self._started.set()
         activities = [Activity(process.pid) for process in self._processes]
-        still = 0.0
+        still = stopped = 0.0
         while not self._stopping.wait(LOOK_SECONDS):
             works = [activity.works() for activity in activities]
             awaited = self._awaited()
             still = still + LOOK_SECONDS if awaited else 0.0
             if any(works[rank - 1] for rank in awaited):
                 still = 0.0
-            limit = STALL_SECONDS if self.computing else READING_STALL_SECONDS
+            quick = self.computing and not self._on_gpus
+            limit = STALL_SECONDS if quick else LONG_STALL_SECONDS
+            # The leader may wait for a GPU in any call: nobody sees that it waits for this rank.
+            away = [rank for rank, one in enumerate(activities, start=1) if one.stopped]
+            stopped = stopped + LOOK_SECONDS if away and self._on_gpus else 0.0
             lost = self._who_ended()
             if lost is None and still >= limit:
-                lost = f"{', '.join(map(self._named, awaited))} did nothing for {limit:g} s"
+                lost = f"{self._named(*awaited)} did nothing for {limit:g} s"
+            elif lost is None and stopped >= STALL_SECONDS:
+                lost = f"{self._named(*away)} was stopped for {STALL_SECONDS:g} s"
             if lost is not None:
                 self.lost = lost
                 break
@@ -135,14 +144,15 @@ class Watch:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exits {status}"
         return f"{self._named(rank)} {how}"
 
-    def _named(self, rank: int) -> str:
-        return f"rank {rank} (process {self._processes[rank - 1].pid})"
+    def _named(self, *ranks: int) -> str:
+        return ", ".join(f"rank {rank} (process {self._processes[rank - 1].pid})" for rank in ranks)
 
     def _kill(self) -> None:
         """Kill the followers, also those that are stopped."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):  # one that a driver holds
+                process.wait(END_SECONDS)
         self._at_end()
         self.ended.set()

@@ -77,7 +77,7 @@ def logits_after(engine: Engine, prompt: list[int], more: list[int]) -> torch.Te
         end = min(start + 64, len(prompt)) if start < len(prompt) else len(prompt) + len(more)
         ids = [*prompt, *more][start:end]
         span = Span(slot, start, ids, len(prompt) + len(more))
-        with computing(threads_of(core.info.weight_bytes)):
+        with computing(core.device, threads_of(core.info.weight_bytes)):
             logits = core.runner.forward(StepPlan(core.book.take_changes(), (span,)))
     core.book.release(slot)
     return logits

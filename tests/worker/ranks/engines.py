@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 from jobs.api.sampling import Sampling
+from tests.waiting import wait_until
 from worker import Engine
 
 PROMPTS = [list(range(5, 45)), list(range(9, 16)), list(range(5, 40))]
@@ -20,3 +22,22 @@ def followers(engine: Engine) -> list[int]:
     ranks = engine._core.runner.ranks
     assert ranks is not None
     return ranks.pids
+
+
+def in_background(engine: Engine) -> tuple[threading.Thread, list[BaseException]]:
+    """A thread that generates without end, and the error that ends it."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            while True:
+                engine.generate(PROMPTS, GREEDY)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    steps = engine._core.steps
+    wait_until(lambda: errors or engine._core.steps > steps + 3)
+    assert not errors
+    return thread, errors

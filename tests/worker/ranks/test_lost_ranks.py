@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,30 +12,11 @@ import pytest
 
 from tests.waiting import has_ended, wait_until
 from tests.worker.checkpoints import make_checkpoint
-from tests.worker.ranks.engines import GREEDY, PROMPTS, followers
+from tests.worker.ranks.engines import GREEDY, PROMPTS, followers, in_background
 from worker import Engine
 from worker.layers.batch import Span
 from worker.ranks.leader import RanksLost
 from worker.ranks.messages import Compute
-
-
-def in_background(engine: Engine) -> tuple[threading.Thread, list[BaseException]]:
-    """A thread that generates without end, and the error that ends it."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            while True:
-                engine.generate(PROMPTS, GREEDY)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    steps = engine._core.steps
-    wait_until(lambda: errors or engine._core.steps > steps + 3)
-    assert not errors
-    return thread, errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -12,10 +12,11 @@ from jobs.errors import InvalidRequest, JobError
 from tests.worker.ranks.engines import GREEDY, PROMPTS
 from worker import Engine
 from worker.device import Device
-from worker.engine.engine import EngineCore
 from worker.kernels import library
 from worker.kernels.compilers import CannotBuild
 from worker.model_spec import ModelSpec
+from worker.named_device import NamedDevice
+from worker.ranks.limits import place_ranks
 
 
 @pytest.mark.parametrize(
@@ -31,11 +32,64 @@ def test_options_that_ranks_do_not_have_are_refused(options: dict[str, Any], fac
         Engine.load("demo", device="cpu", **options)
 
 
-def test_ranks_on_gpus_are_refused() -> None:
+def on_gpus(count: int, monkeypatch: pytest.MonkeyPatch, index: int = 0) -> Device:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     device = Device(torch.device("cpu"))
-    device.torch = torch.device("cuda", 0)
-    with pytest.raises(InvalidRequest, match="tensor_parallel 2 is for device cpu at present"):
-        EngineCore.load(ModelSpec(reference="demo", tensor_parallel=2), device=device)
+    device.torch = torch.device("cuda", index)
+    return device
+
+
+@pytest.mark.parametrize(
+    ("gpus", "index", "ranks", "names", "fact"),
+    [
+        (2, 0, 4, [], r"device 'cuda:2' is not available; possible: auto, cpu, cuda:0, cuda:1"),
+        (4, 1, 2, [], "device cuda:1 is one GPU, and tensor_parallel 2 needs 2: name them"),
+        (2, 0, 2, ["cuda:0", "cuda:7"], "device 'cuda:7' is not available"),
+        (2, 0, 2, [], "needs NCCL, .* and this build of torch has none"),
+    ],
+)
+def test_ranks_on_gpus_that_can_not_be_are_refused(
+    gpus: int,
+    index: int,
+    ranks: int,
+    names: list[str],
+    fact: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = on_gpus(gpus, monkeypatch, index)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    named = tuple(NamedDevice(name) for name in names)
+    spec = ModelSpec(reference="demo", tensor_parallel=ranks, rank_devices=named)
+    with pytest.raises(InvalidRequest, match=fact):
+        place_ranks(spec, device)
+
+
+def test_each_rank_has_a_gpu_and_its_part_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = on_gpus(4, monkeypatch)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    place_ranks(ModelSpec(reference="demo", tensor_parallel=3), device)
+    assert [str(one) for one in device.ranks] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert (device.ranks.ranks_each, device.ranks.parts) == (1, 3)
+    cpu = Device(torch.device("cpu"))
+    place_ranks(ModelSpec(reference="demo", tensor_parallel=3), cpu)
+    assert (cpu.ranks.ranks_each, cpu.ranks.parts) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "fact"),
+    [
+        (["cpu:0"], "2 ranks need 2 devices, one for each; 1 are given"),
+        (["cpu", "cuda:0"], "can't be on a CPU and on GPUs"),
+        (["cuda:0", "cuda:0"], "'cuda:0' is given twice"),
+        (["gpu0", "gpu1"], "'gpu0' is not a device"),
+    ],
+)
+def test_devices_that_ranks_can_not_have_are_refused(devices: list[str], fact: str) -> None:
+    with pytest.raises(InvalidRequest, match=fact):
+        Engine.load("demo", tensor_parallel=2, devices=devices)
+    with pytest.raises(InvalidRequest, match="give one of them"):
+        Engine.load("demo", device="cpu", tensor_parallel=2, devices=devices)
 
 
 def test_ranks_without_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def exchanges(ranks: int) -> list[SharedExchange]:
     """One for each rank of a group."""
     if library.active() is None:
         pytest.skip("needs the CPU kernels")
-    with new_memory(ranks) as memory:
+    with new_memory(SharedExchange.memory_bytes(ranks)) as memory:
         return [SharedExchange(memory, rank, ranks) for rank in range(ranks)]
 
 

@@ -1,5 +1,5 @@
-"""The value of `chatjobs work --devices`: one device for each worker, or for each rank of one,
-such as `cuda:0,cuda:1`, or ranges of cores, such as `cpu:0-3,cpu:4-7`."""
+"""Names of several devices, one for each worker or for each rank of one: `cuda:0,cuda:1`, or ranges
+of cores, `cpu:0-3,cpu:4-7`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import click
-
 from jobs.errors import invalid
 
 FORM = re.compile(r"cuda:(?:0|[1-9]\d*)|cpu(?::(\d{1,6})(?:-(\d{1,6}))?)?", re.ASCII)
@@ -17,8 +15,9 @@ POSSIBLE = "cuda:N, cpu, or cpu:A-B for the cores A to B, separated by commas"
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDevice:
-    """The device of one worker. `cores`: those that it runs on; None: all that there are."""
+class NamedDevice:
+    """The device of a worker or of a rank. `cores`: those that it runs on; None: all that there
+    are."""
 
     name: str  # as it was given
     cores: frozenset[int] | None = None
@@ -33,9 +32,9 @@ class WorkerDevice:
         return "cpu" if self.is_cpu else self.name
 
 
-def parse_devices(text: str) -> tuple[WorkerDevice, ...]:
+def parse_devices(text: str) -> tuple[NamedDevice, ...]:
     """Raises JobError("invalid_request")."""
-    devices: list[WorkerDevice] = []
+    devices: list[NamedDevice] = []
     for name in text.split(","):
         device = _parse(name)
         for other in devices:
@@ -44,36 +43,38 @@ def parse_devices(text: str) -> tuple[WorkerDevice, ...]:
     return tuple(devices)
 
 
-def cores_of_ranks(devices: Sequence[WorkerDevice], ranks: int) -> tuple[frozenset[int], ...]:
-    """The cores of each rank of --tensor-parallel; empty without --devices. Raises UsageError."""
-    if not devices:
-        return ()
+def check_ranks(devices: Sequence[NamedDevice], ranks: int) -> None:
+    """Check the devices of the ranks of one model. Raises JobError("invalid_request")."""
     if len(devices) != ranks:
-        raise click.UsageError(
-            f"--tensor-parallel {ranks} needs {ranks} devices, one for each rank; --devices has "
-            f"{len(devices)}"
+        raise invalid(
+            f"{ranks} ranks need {ranks} devices, one for each; {len(devices)} are given", "devices"
         )
-    cores = [device.cores for device in devices]
+    if len({device.is_cpu for device in devices}) > 1:
+        raise invalid(
+            "the ranks of one model can't be on a CPU and on GPUs: they wait for the slowest in "
+            "every layer",
+            "devices",
+        )
     for device in devices:
-        if device.cores is None:
-            raise click.UsageError(
-                f"--tensor-parallel can't use {device.name!r}: it is for ranges of cores at "
-                "present, such as cpu:0-3,cpu:4-7; give each GPU a worker of its own"
+        if device.is_cpu and device.cores is None:
+            raise invalid(
+                f"{device.name!r} is no place for one rank of several: give ranges of cores, such "
+                "as cpu:0-3,cpu:4-7",
+                "devices",
             )
-    if len({len(one) for one in cores if one}) > 1:
-        raise click.UsageError(
-            "--tensor-parallel needs the same number of cores for each rank: its ranks wait for "
-            "each other in every layer"
+    if len({len(device.cores) for device in devices if device.cores}) > 1:
+        raise invalid(
+            "ranks need the same number of cores each: they wait for each other in every layer",
+            "devices",
         )
-    return tuple(one for one in cores if one is not None)
 
 
-def _parse(name: str) -> WorkerDevice:
+def _parse(name: str) -> NamedDevice:
     found = FORM.fullmatch(name)
     if found is None:
-        raise invalid(f"{name!r} is not a device of --devices: {POSSIBLE}", "devices")
+        raise invalid(f"{name!r} is not a device: give {POSSIBLE}", "devices")
     if found[1] is None:
-        return WorkerDevice(name)
+        return NamedDevice(name)
     first, last = int(found[1]), int(found[2] or found[1])
     if last < first:
         raise invalid(f"{name!r} has no cores: give the lower number first", "devices")
@@ -87,12 +88,12 @@ def _parse(name: str) -> WorkerDevice:
             f"{_ranges(allowed)}",
             "devices",
         )
-    return WorkerDevice(name, cores)
+    return NamedDevice(name, cores)
 
 
-def _check_apart(one: WorkerDevice, other: WorkerDevice) -> None:
+def _check_apart(one: NamedDevice, other: NamedDevice) -> None:
     if one.name == other.name:
-        raise invalid(f"{one.name!r} is given twice: each device has one worker", "devices")
+        raise invalid(f"{one.name!r} is given twice: a device is for one worker or rank", "devices")
     if not (one.is_cpu and other.is_cpu):
         return
     if one.cores is None or other.cores is None:
@@ -105,7 +106,7 @@ def _check_apart(one: WorkerDevice, other: WorkerDevice) -> None:
     if shared := one.cores & other.cores:
         raise invalid(
             f"{one.name!r} and {other.name!r} overlap in {_core(shared)}: give each core to one "
-            "worker",
+            "worker or rank",
             "devices",
         )
 
