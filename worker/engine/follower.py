@@ -46,14 +46,14 @@ def main(arguments: Sequence[str]) -> None:
     try:
         _follow(channel, memory)
     except EOFError:  # the leader has closed the socket
-        return
+        _leave(0)
     except ExchangeBroken as error:  # the leader finds out who it was
         if error.__cause__ is not None:
             print(f"an exchange of ranks failed: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        _leave(1)
     except Exception as error:
         _say_why(channel, error)
-        raise SystemExit(1) from None
+        _leave(1)
 
 
 def _follow(channel: Connection, memory: int) -> None:
@@ -115,6 +115,11 @@ def _say_why(channel: Connection, error: Exception) -> None:
         print(reason, file=sys.stderr)
 
 
+def _leave(status: int) -> None:
+    """End the process at once: destructors of NCCL may wait for ranks that are gone."""
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
     main(sys.argv[1:])
-    os._exit(0)  # destructors of NCCL may wait for ranks that are gone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -156,15 +156,20 @@ class ModelRunner:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """A context in which the host waits for the device. Raises RanksLost."""
+        """A context in which the host waits for the device, if it is another one. Raises
+        RanksLost."""
         if self.ranks is None:
             yield
             return
+        # Without all ranks, the device has no result, whatever it says.
         try:
-            with self.ranks.waiting():
+            # On the CPU, this is the work of the leader alone.
+            with nullcontext() if self.device.type == "cpu" else self.ranks.waiting():
                 yield
-        finally:  # without all ranks, the device has no result, whatever it says
+        except Exception:
             self.ranks.require()
+            raise
+        self.ranks.require()
 
     def require_ranks(self) -> None:
         """Raises RanksLost if a rank has failed."""

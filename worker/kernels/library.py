@@ -6,7 +6,7 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -203,10 +203,14 @@ def load() -> Library:
 def prepare(formats: Collection[str]) -> None:
     """Compile what a model with weights in these formats needs, all at once, where it is not there
     yet. If that fails, `active` and `Library.uses` say why."""
-    levels = build.usable_levels()
-    if levels:
-        with suppress(CannotBuild):
-            build.library_paths(levels[0], [None, *formats])
+    for level in build.usable_levels():
+        try:
+            build.library_paths(level, [None, *formats])
+        except UnknownFlags:
+            continue
+        except CannotBuild:
+            pass
+        return
 
 
 def description() -> str:

@@ -42,6 +42,21 @@ class Cancellable(Protocol):
     def cancel(self) -> None: ...
 
 
+@contextmanager
+def _on(cores: frozenset[int] | None) -> Iterator[None]:
+    """Keep the calling thread on these cores, unless the context fails."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    except BaseException:
+        os.sched_setaffinity(0, before)
+        raise
+
+
 class Engine:
     """Generates with one model, on the threads of its callers.
 
@@ -136,9 +151,8 @@ class Engine:
             rank_devices=named,
         )
         spec.require_types()
-        if named and named[0].cores is not None:
-            os.sched_setaffinity(0, named[0].cores)
-        return cls(EngineCore.load(spec, device=Device(choose_device(device))))
+        with _on(named[0].cores if named else None):
+            return cls(EngineCore.load(spec, device=Device(choose_device(device))))
 
     def chat(self, request: ChatRequest | Mapping[str, Any]) -> ChatCompletion:
         """Run one request to completion. Raises JobError."""

@@ -38,8 +38,9 @@ class Collectives:
         return 0
 
     def __init__(self, memory: int, rank: int, ranks: int) -> None:
+        # Kept open: the store opens it anew for each of its operations, also for the last one.
         self._file, self._rank, self._ranks = os.dup(memory), rank, ranks
-        self._group: Any = None
+        self._group: Any = None  # made on the thread that connects
         self._waits = False
         self._ended = threading.Event()
 
@@ -100,27 +101,33 @@ class Collectives:
             raise ExchangeBroken("the group of ranks has ended")
 
     def _connect(self, device: torch.device) -> None:
-        try:
+        with _broken():
             store = dist.FileStore(f"/proc/self/fd/{self._file}", self._ranks)
-            store.set_timeout(timedelta(seconds=CONNECT_SECONDS))
+            store.set_timeout(timedelta(seconds=2 * CONNECT_SECONDS))
             self._group = new_group(store, self._rank, self._ranks)
             # The first exchanges make the communicator and its buffers.
             self.gather(self.sum(torch.zeros(1, 1, device=device))).tolist()
-        finally:
-            os.close(self._file)
 
-    def _run(self, queue: Callable[[Any], object]) -> None:
-        """Queue a collective. The host may wait meanwhile."""
+    def _run(self, start: Callable[[Any], object]) -> None:
+        """Start a collective. The host may wait meanwhile."""
         self.require()
         self._waits = True
         try:
-            queue(self._group)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise ExchangeBroken(str(error)) from error
+            with _broken():
+                start(self._group)
         finally:
             self._waits = False
+
+
+@contextmanager
+def _broken() -> Iterator[None]:
+    """Errors of the group as ExchangeBroken."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ExchangeBroken(str(error)) from error
 
 
 def new_group(store: Any, rank: int, ranks: int) -> Any:
@@ -132,7 +139,8 @@ def new_group(store: Any, rank: int, ranks: int) -> Any:
 @contextmanager
 def _without_watchdog() -> Iterator[None]:
     """torch's own watchdog ends the process if a collective fails or takes ten minutes, also if it
-    was suspended meanwhile. Groups that are made with this variable have none."""
+    was suspended meanwhile. Groups that are made with this variable have none; the variable is of
+    the whole process, for a moment."""
     name = "TORCH_NCCL_BLOCKING_WAIT"
     before = os.environ.get(name)
     os.environ[name] = "1"

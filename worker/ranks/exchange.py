@@ -32,8 +32,8 @@ class ExchangeBroken(Exception):
 
 
 class RankExchange(Exchange, Protocol):
-    """An exchange of processes, whose methods raise ExchangeBroken. Recorded calls that are made
-    again can't, nor those that a device makes later: `require` does after them."""
+    """An exchange of processes, whose methods raise ExchangeBroken. Calls that are recorded, or
+    that a device makes later, can't: call `require` after them."""
 
     def connect(self, device: torch.device) -> None:
         """Called once by all ranks, before the first exchange, with the device of each."""
@@ -50,7 +50,8 @@ class RankExchange(Exchange, Protocol):
 
 @contextmanager
 def new_memory(nbytes: int) -> Iterator[int]:
-    """A descriptor of memory for one group, to give to other processes. Raises OSError."""
+    """A descriptor of memory for one group, or of an empty file by which its ranks find each other,
+    to give to other processes. Raises OSError."""
     memory = os.memfd_create("chatjobs-ranks")
     try:
         os.ftruncate(memory, nbytes)

@@ -151,8 +151,8 @@ class Watch:
         """Kill the followers, also those that are stopped."""
         for process in self._processes:
             process.kill()
+        self._at_end()
         for process in self._processes:
             with suppress(subprocess.TimeoutExpired):  # one that a driver holds
                 process.wait(END_SECONDS)
-        self._at_end()
         self.ended.set()

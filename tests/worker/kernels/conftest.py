@@ -1,4 +1,4 @@
-"""The kernels of every level that this machine can run; tests are skipped where there are none."""
+"""The kernels of the levels of `tests.kernel_levels`; tests are skipped where there are none."""
 
 from __future__ import annotations
 

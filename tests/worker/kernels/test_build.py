@@ -194,8 +194,7 @@ def test_a_compiler_that_is_older_than_the_cpu_makes_kernels_for_older_cpus(
     monkeypatch.setenv("CXX", str(fake))
     monkeypatch.setenv("CXXFLAGS", QUICK)
     assert library.load().level is AVX2
-    (record,) = [one for one in caplog.records if "compiling" not in one.getMessage()]
-    assert "are those of avx2 and not of" in record.getMessage()
+    (record,) = [one for one in caplog.records if "are those of avx2 and not" in one.getMessage()]
     assert "unrecognized command-line option" in record.getMessage()
 
 

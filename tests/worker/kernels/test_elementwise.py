@@ -1,4 +1,4 @@
-"""The elementwise kernels equal the same formulas in torch, for every level, type and tail."""
+"""The elementwise kernels equal the same formulas in torch, for every type and tail."""
 
 from __future__ import annotations
 

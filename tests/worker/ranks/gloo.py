@@ -4,7 +4,6 @@ this is such a follower."""
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -58,4 +57,3 @@ if __name__ == "__main__":
     with pytest.MonkeyPatch.context() as whole:
         use_gloo(whole)
         follower.main(sys.argv[1:])
-    os._exit(0)

@@ -23,6 +23,7 @@ from worker.cache.changes import Resize
 from worker.engine.follower import _changed
 from worker.engine.runner import ModelRunner, StorageError
 from worker.layers.cache import Size
+from worker.layers.shard import WHOLE
 from worker.ranks.messages import Change, Changed
 
 LEADER = """
@@ -100,6 +101,8 @@ def test_storage_that_a_follower_lacks_is_lacking_for_all(both: tuple[Engine, En
 
     class Replying:
         """The ranks of a leader, one of which lacks memory."""
+
+        shard = WHOLE
 
         def together(self) -> Any:
             return nullcontext()

@@ -246,8 +246,8 @@ struct Pairs {
 
 #endif
 
-// bf16 products in float32, for CPUs that multiply pairs more slowly or not at all. Each step of channels becomes its
-// even channels and then the odd ones.
+// bf16 products in float32, for CPUs that multiply pairs more slowly or not at all. Each step of
+// channels becomes its even channels and then the odd ones.
 struct Widened {
     typedef bf16 Element;
     typedef float Query;

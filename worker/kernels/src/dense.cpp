@@ -45,7 +45,7 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t rows, int64_t co
     Dense d{x, stride, columns, used.data(), y, outputs, (uint32_t*)scratch,
             nullptr, few, true, false};
     const bool in_float32 = MAY_USE_FLOAT32 && !(pairs && HAS_PAIRS);
-    d.pairs = !in_float32;
+    d.pairs = HAS_PAIRS && !in_float32;
     d.streams = is_streamed(y, rows, outputs * (int64_t)sizeof(bf16));
     const bool packs = most > d.few && may_pack();
     if (in_float32 && !packs && rows > TOGETHER) d.widened = (float*)scratch;

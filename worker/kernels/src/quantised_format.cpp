@@ -1,5 +1,5 @@
 // The kernels of one format of quantised weights, which the compiler's flags name: -DFORMAT=Q4_K.
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__AVX512VNNI__)
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__AVX512BW__)
 // With its 16 registers, or else GCC 12 keeps sums of tiles in memory: see docs/optimisations.md.
 #pragma GCC optimize("no-tree-ter", "no-tree-reassoc")
 #endif
