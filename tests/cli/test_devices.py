@@ -41,7 +41,7 @@ def option(command: WorkerCommand, name: str) -> list[str]:
 @pytest.mark.parametrize(
     ("devices", "sentence"),
     [
-        ("cuda:0,cuda:0", "'cuda:0' is given twice: each device has one worker"),
+        ("cuda:0,cuda:0", "'cuda:0' is given twice: a device is for one worker or rank"),
         ("cpu,cpu", "'cpu' is given twice"),
         ("cpu:0-3,cpu:2-5", "'cpu:0-3' and 'cpu:2-5' overlap in cores 2-3: give each core to one"),
         ("cpu:1,cpu:0-1", "'cpu:1' and 'cpu:0-1' overlap in core 1: "),
@@ -49,12 +49,12 @@ def option(command: WorkerCommand, name: str) -> list[str]:
         ("cpu:6-9", "'cpu:6-9' needs cores 8-9, which this process may not use; it may use 0-7"),
         ("cpu:99", "'cpu:99' needs core 99, which this process may not use"),
         ("cpu:3-1", "'cpu:3-1' has no cores: give the lower number first"),
-        ("auto", "'auto' is not a device of --devices: cuda:N, cpu, or cpu:A-B for the cores"),
-        ("cuda", "'cuda' is not a device of --devices"),
-        ("cuda:01", "'cuda:01' is not a device of --devices"),
-        ("cpu:0,", "'' is not a device of --devices"),
-        ("cpu:0, cpu:1", "' cpu:1' is not a device of --devices"),
-        ("", "'' is not a device of --devices"),
+        ("auto", "'auto' is not a device: give cuda:N, cpu, or cpu:A-B for the cores"),
+        ("cuda", "'cuda' is not a device"),
+        ("cuda:01", "'cuda:01' is not a device"),
+        ("cpu:0,", "'' is not a device"),
+        ("cpu:0, cpu:1", "' cpu:1' is not a device"),
+        ("", "'' is not a device"),
     ],
 )
 def test_devices_that_can_not_be_are_refused_in_one_sentence(
