@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from jobs.api.sampling import Sampling
+from jobs.errors import JobError
 from tests.waiting import has_ended, wait_until
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.ranks.engines import followers, load
@@ -124,3 +126,25 @@ def test_storage_that_a_follower_lacks_is_lacking_for_all(both: tuple[Engine, En
 class Accepting:
     def execute(self, change: Any) -> None:
         """All changes."""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_each_rank_runs_on_its_cores() -> None:
+    """A load that fails leaves the caller's thread where it was."""
+    before = os.sched_getaffinity(0)
+    first, second = sorted(before)[:2]
+    names = [f"cpu:{first}", f"cpu:{second}"]
+    try:
+        engine = Engine.load("demo", dtype="fp32", tensor_parallel=2, devices=names)
+        try:
+            assert os.sched_getaffinity(0) == {first}
+            assert os.sched_getaffinity(followers(engine)[0]) == {second}
+            assert engine.generate([[5, 6]], Sampling(temperature=0, max_tokens=2))
+        finally:
+            engine.close()
+        os.sched_setaffinity(0, before)
+        with pytest.raises(JobError):
+            Engine.load("no-such-model", tensor_parallel=2, devices=names)
+        assert os.sched_getaffinity(0) == before
+    finally:
+        os.sched_setaffinity(0, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from worker import Engine
 from worker.device import Device
 from worker.kernels import library
 from worker.kernels.compilers import CannotBuild
+from worker.loading.description import describe
+from worker.loading.find import find
+from worker.loading.preflight import preflight
 from worker.model_spec import ModelSpec
 from worker.named_device import NamedDevice
 from worker.ranks.limits import place_ranks
@@ -110,3 +114,17 @@ def test_state_is_neither_saved_nor_loaded(both: tuple[Engine, Engine], tmp_path
     with pytest.raises(JobError, match="state of a model on several ranks"):
         two.load_prompt_cache(path)
     assert two.generate([PROMPTS[1]], GREEDY)  # it goes on
+
+
+def test_each_device_needs_room_for_its_part_of_the_weights() -> None:
+    spec = ModelSpec(reference="demo", tensor_parallel=2)
+    source = find("demo")
+    model, device = describe(source), Device(torch.device("cpu"))
+    with source.weights() as checkpoint:
+        found = preflight(model, spec, device, checkpoint)
+    half = found.weight_bytes // 2 + 1
+    apart = replace(found, parts=2, free_bytes=half)
+    assert apart.obstacle is None
+    assert replace(apart, parts=1).obstacle is not None
+    fact = replace(apart, free_bytes=half - 2).obstacle
+    assert fact is not None and "on each of 2 devices" in fact
