@@ -178,10 +178,10 @@ def test_an_upstream_that_is_gone_stops_the_claims_until_it_is_back(
     site: Site, server: FakeServer, burst: Burst, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    begun, gone = threading.Event(), threading.Event()
+    begun, gone, back = threading.Event(), threading.Event(), threading.Event()
 
     def answer(exchange: Exchange) -> None:
-        if gone.is_set():
+        if back.is_set():
             echo(exchange)
         else:
             exchange.begin()
@@ -192,8 +192,8 @@ def test_an_upstream_that_is_gone_stops_the_claims_until_it_is_back(
 
     server.answer = answer
     jobs = site.submit_many([f"q{number}" for number in range(30)], retries=1)
-    thread = threading.Thread(target=burst, kwargs={"max_batch": 4})
     paused: list[str] = []
+    sent: list[int] = []
 
     def look() -> bool:
         paused.extend(worker["paused"] for worker in read_workers(site.redis))
@@ -204,16 +204,21 @@ def test_an_upstream_that_is_gone_stops_the_claims_until_it_is_back(
         begun.wait(60)
         gone.set()
         server.stop()
-        wait_until(look)
-        sent = len(server.bodies)
-        assert sum(job.status().value == "queued" for job in jobs) >= 26
-        assert len(server.bodies) == sent
-        server.start()
+        try:
+            wait_until(look)
+            sent.append(len(server.bodies))
+            wait_until(lambda: all(job.status().value in ("queued", "scheduled") for job in jobs))
+            sent.append(len(server.bodies))
+        finally:
+            back.set()
+            server.start()
 
     thread = threading.Thread(target=stop_and_start)
     thread.start()
     burst(max_batch=4)
     thread.join()
+    assert len(sent) == 2
+    assert sent[0] == sent[1] < len(jobs)
     assert [job.result(timeout=1).text for job in jobs] == [
         text_of(f"q{number}") for number in range(30)
     ]
