@@ -7,7 +7,7 @@ and one product runs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels import gpu, mixture
-from worker.layers.linear import Linear, LinearFactory
+from worker.layers.linear import Linear, LinearFactory, Share
 from worker.layers.transfer import is_accelerator, read_back
 from worker.layers.weights.bf16 import Bf16Weight
 from worker.layers.weights.integer import IntegerWeight
@@ -86,18 +86,25 @@ class SeparateLinears:
 
 
 class GroupedLinears:
-    """All weights in the layouts of `StackedWeights`, and all biases in one tensor."""
+    """All weights in the layouts of `StackedWeights`, and all biases in one tensor. `share`: the
+    part of each expert that this rank has."""
 
     def __init__(
-        self, experts: int, in_features: int, parts: tuple[int, ...], bias: bool, of: LinearFactory
+        self,
+        experts: int,
+        in_features: int,
+        parts: tuple[int, ...],
+        bias: bool,
+        share: Share,
+        of: LinearFactory,
     ) -> None:
-        self._in_features, self._parts = in_features, parts
+        self._in_features, self._parts, self._share = in_features, parts, share
         self._compressed = of.compressed
         self._arrived: dict[int, dict[int, Weight]] = {}  # of experts that lack some of their parts
         self._weights = StackedWeights(
             experts, of.dtype, of.device, keep_quantised=of.keep_quantised
         )
-        shape = (experts, sum(parts))
+        shape = (experts, sum(share.sizes(parts)))
         self._bias = torch.zeros(shape, dtype=of.dtype, device=of.device) if bias else None
 
     def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
@@ -112,7 +119,7 @@ class GroupedLinears:
     def weight_slot(self, expert: int, part: int = 0) -> WeightSlot:
         def load(tensor: Weight) -> None:
             arrived = self._arrived.setdefault(expert, {})
-            arrived[part] = tensor
+            arrived[part] = self._share.weight(part, tensor)
             if len(arrived) == len(self._parts):
                 del self._arrived[expert]
                 merged = [arrived[index] for index in range(len(self._parts))]
@@ -123,13 +130,7 @@ class GroupedLinears:
 
     def bias_slot(self, expert: int, part: int = 0) -> WeightSlot:
         assert self._bias is not None
-        start = sum(self._parts[:part])
-        target = self._bias[expert, start : start + self._parts[part]]
-
-        def load(tensor: Tensor) -> None:
-            target.copy_(tensor)
-
-        return WeightSlot(tuple(target.shape), load)
+        return self._share.bias_slot(part, self._parts, self._bias[expert])
 
 
 @dataclass(frozen=True)
@@ -141,27 +142,30 @@ class ExpertFactory:
 
     def column(self, in_features: int, *out_features: int, bias: bool = False) -> ExpertLinears:
         """Split by output features. Several `out_features` are merged into one product."""
-
-        def linear() -> Linear:
-            return self.linears.column(in_features, *out_features, bias=bias)
-
-        return self._make(linear, in_features, out_features, bias)
+        linears = self.linears
+        if self._grouped:
+            share = linears.column_share(out_features)
+            return GroupedLinears(self.experts, in_features, out_features, bias, share, linears)
+        return SeparateLinears(
+            [linears.column(in_features, *out_features, bias=bias) for _ in range(self.experts)]
+        )
 
     def row(self, in_features: int, out_features: int, *, bias: bool = False) -> ExpertLinears:
         """Split by input features. What ranks compute is not summed."""
+        linears = self.linears
+        if self._grouped:
+            share = linears.row_share(in_features, out_features)
+            return GroupedLinears(self.experts, in_features, (out_features,), bias, share, linears)
+        return SeparateLinears(
+            [
+                linears.row(in_features, out_features, bias=bias, summed=False)
+                for _ in range(self.experts)
+            ]
+        )
 
-        def linear() -> Linear:
-            return self.linears.row(in_features, out_features, bias=bias, summed=False)
-
-        return self._make(linear, in_features, (out_features,), bias)
-
-    def _make(
-        self, linear: Callable[[], Linear], in_features: int, parts: tuple[int, ...], bias: bool
-    ) -> ExpertLinears:
-        if runs_grouped(self.linears.built_for or self.linears.device):
-            self.linears.shard.require_whole("experts in one grouped product")
-            return GroupedLinears(self.experts, in_features, parts, bias, self.linears)
-        return SeparateLinears([linear() for _ in range(self.experts)])
+    @property
+    def _grouped(self) -> bool:
+        return runs_grouped(self.linears.built_for or self.linears.device)
 
 
 def runs_grouped(device: torch.device) -> bool:

@@ -58,12 +58,45 @@ class Cut:
         return F.pad(part, (0, self.padding)) if self.padding else part
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a linear that one rank has. `cuts`: that of each merged tensor; None: all of it.
+    `adds_bias`: False if another rank adds it to the sum."""
+
+    cuts: Sequence[Cut] | None = None
+    adds_bias: bool = True
+
+    def sizes(self, parts: Sequence[int]) -> Sequence[int]:
+        """The output features that this rank has of each merged tensor."""
+        return parts if self.cuts is None else [cut.count for cut in self.cuts]
+
+    def weight(self, part: int, tensor: Weight) -> Weight:
+        if self.cuts is None:
+            return tensor
+        assert isinstance(tensor, Tensor), "quantised blocks are not split"
+        return self.cuts[part].weight(tensor)
+
+    def bias_slot(self, part: int, parts: Sequence[int], bias: Tensor) -> WeightSlot:
+        """Slot of one merged bias [parts[part]], of which this rank's part goes to its place in
+        `bias` [sum(sizes)]."""
+        sizes = self.sizes(parts)
+        target = bias[sum(sizes[:part]) : sum(sizes[: part + 1])]
+
+        def load(tensor: Tensor) -> None:
+            if self.adds_bias:
+                target.copy_(tensor if self.cuts is None else self.cuts[part].bias(tensor))
+
+        return WeightSlot((parts[part],), load)
+
+
+WHOLE_SHARE = Share()
+
+
 class Linear:
     """y = x Wᵀ + b, with W [sum(parts), in_features] merged from one or more checkpoint tensors.
 
-    `parts` are the output features of the merged tensors in order (q, k, v or gate, up). `cuts`:
-    the part of each that this rank has; None: all of it. `summed`: the ranks' outputs are summed
-    here.
+    `parts` are the output features of the merged tensors in order (q, k, v or gate, up). `share`:
+    the part of them that this rank has. `shard`: sums the ranks' outputs.
     """
 
     def __init__(
@@ -74,14 +107,13 @@ class Linear:
         store: Store,
         bias: Tensor | None,
         *,
+        share: Share = WHOLE_SHARE,
         shard: Shard = WHOLE,
-        cuts: Sequence[Cut] | None = None,
-        summed: bool = False,
     ) -> None:
         self.in_features, self.out_features = in_features, sum(parts)
         self.parts, self.split = parts, split
         self._store, self._bias = store, bias
-        self._shard, self._cuts, self._summed = shard, cuts, summed
+        self._share, self._shard = share, shard
         self._arrived: dict[int, Weight] = {}  # until all parts are there
         self._weight: LinearWeight | None = None
 
@@ -89,8 +121,7 @@ class Linear:
         """x [rows, in_features] → [rows, out_features], in the layer's dtype; of several ranks,
         with the features that this one has."""
         assert self._weight is not None, "the weight is not loaded"
-        y = self._weight(x, self._bias)
-        return self._shard.sum(y) if self._summed else y
+        return self._shard.sum(self._weight(x, self._bias))
 
     @property
     def weight(self) -> LinearWeight | None:
@@ -106,10 +137,7 @@ class Linear:
         """Slot of one merged tensor [parts[part], in_features]."""
 
         def load(tensor: Weight) -> None:
-            if self._cuts is not None:
-                assert isinstance(tensor, Tensor), "quantised blocks are not split"
-                tensor = self._cuts[part].weight(tensor)
-            self._arrived[part] = tensor
+            self._arrived[part] = self._share.weight(part, tensor)
             if len(self._arrived) == len(self.parts):
                 arrived, self._arrived = self._arrived, {}
                 self._weight = self._store([arrived[index] for index in range(len(self.parts))])
@@ -134,16 +162,7 @@ class Linear:
     def bias_slot(self, part: int = 0) -> WeightSlot:
         """Slot of one merged bias [parts[part]]."""
         assert self._bias is not None
-        sizes = self.parts if self._cuts is None else [cut.count for cut in self._cuts]
-        target = self._bias[sum(sizes[:part]) : sum(sizes[: part + 1])]
-
-        def load(tensor: Tensor) -> None:
-            if self._cuts is None:
-                target.copy_(tensor)
-            elif self.split is Split.COLUMN or self._shard.rank == 0:  # others would add it again
-                target.copy_(self._cuts[part].bias(tensor))
-
-        return WeightSlot((self.parts[part],), load)
+        return self._share.bias_slot(part, self.parts, self._bias)
 
 
 @dataclass(frozen=True)
@@ -170,27 +189,18 @@ class LinearFactory:
         """A linear split by output features. Several `out_features` are merged into one product.
         `heads`: in how many each of them consists, which stay whole; ranks share them where there
         are fewer. Raises Indivisible."""
-        cuts = None
-        if not self.shard.whole:
-            named = "channels" if heads is None else "heads"
-            cuts = [
-                Cut(
-                    self.shard.part(size, count, named, replicate=heads is not None),
-                    slice(None),
-                )
-                for size, count in zip(out_features, heads or out_features, strict=True)
-            ]
-        return self._make(in_features, out_features, Split.COLUMN, bias, cuts)
+        share = self.column_share(out_features, heads)
+        return self._make(in_features, out_features, Split.COLUMN, bias, share)
 
     def vocabulary(self, in_features: int, out_features: int) -> Linear:
         """A linear split by output features, which need not divide: each rank has the same number,
         and those beyond `out_features` are 0."""
-        shard, cuts = self.shard, None
+        shard, share = self.shard, WHOLE_SHARE
         if not shard.whole:
             rows = shard.padded_part(out_features)
             padding = shard.padded_length(out_features) - (rows.stop - rows.start)
-            cuts = [Cut(rows, slice(None), padding)]
-        return self._make(in_features, (out_features,), Split.COLUMN, False, cuts)
+            share = Share([Cut(rows, slice(None), padding)])
+        return self._make(in_features, (out_features,), Split.COLUMN, False, share)
 
     def row(
         self,
@@ -204,16 +214,35 @@ class LinearFactory:
         """A linear split by input features: it reads what a column-split linear wrote. `heads`: in
         how many these consist. Unless `summed`, the caller sums what the ranks compute. Raises
         Indivisible."""
-        cuts = None
-        if not self.shard.whole:
-            named = "channels" if heads is None else "heads"
-            columns = self.shard.part(in_features, heads or in_features, named)
-            cuts = [Cut(slice(0, out_features), columns)]
-        return self._make(in_features, (out_features,), Split.ROW, bias, cuts, summed=summed)
+        share = self.row_share(in_features, out_features, heads)
+        return self._make(in_features, (out_features,), Split.ROW, bias, share, summed=summed)
 
     def replicated(self, in_features: int, out_features: int) -> Linear:
         """A linear that every rank computes whole (routers, gates)."""
-        return self._make(in_features, (out_features,), Split.REPLICATED, False, None)
+        return self._make(in_features, (out_features,), Split.REPLICATED, False, WHOLE_SHARE)
+
+    def column_share(
+        self, out_features: Sequence[int], heads: Sequence[int] | None = None
+    ) -> Share:
+        """This rank's part of a linear that is split as by `column`. Raises Indivisible."""
+        if self.shard.whole:
+            return WHOLE_SHARE
+        named = "channels" if heads is None else "heads"
+        counts = zip(out_features, heads or out_features, strict=True)
+        return Share(
+            [
+                Cut(self.shard.part(n, units, named, replicate=heads is not None), slice(None))
+                for n, units in counts
+            ]
+        )
+
+    def row_share(self, in_features: int, out_features: int, heads: int | None = None) -> Share:
+        """This rank's part of a linear that is split as by `row`. Raises Indivisible."""
+        if self.shard.whole:
+            return WHOLE_SHARE
+        named = "channels" if heads is None else "heads"
+        columns = self.shard.part(in_features, heads or in_features, named)
+        return Share([Cut(slice(0, out_features), columns)], adds_bias=self.shard.rank == 0)
 
     def _make(
         self,
@@ -221,20 +250,19 @@ class LinearFactory:
         parts: tuple[int, ...],
         split: Split,
         bias: bool,
-        cuts: Sequence[Cut] | None,
+        share: Share,
         *,
         summed: bool = False,
     ) -> Linear:
-        rows = sum(parts) if cuts is None else sum(cut.count for cut in cuts)
+        rows = sum(share.sizes(parts))
         return Linear(
             in_features,
             parts,
             split,
             self._store if split is Split.REPLICATED else self._store_compressed,
             torch.zeros(rows, dtype=self.dtype, device=self.device) if bias else None,
-            shard=self.shard,
-            cuts=cuts,
-            summed=summed and not self.shard.whole,
+            share=share,
+            shard=self.shard if summed else WHOLE,
         )
 
     def compressed(self, parts: Sequence[Weight]) -> Sequence[Weight]:

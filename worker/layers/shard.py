@@ -66,11 +66,6 @@ class Shard:
         """The rows of each rank, with those that the last one lacks."""
         return -(-rows // self.ranks)
 
-    def require_whole(self, named: str) -> None:
-        """Refuse what is not split. Raises Indivisible."""
-        if not self.whole:
-            raise Indivisible(f"{named} can't be split over ranks")
-
     def sum(self, x: Tensor) -> Tensor:
         return x if self.exchange is None else self.exchange.sum(x)
 

@@ -17,7 +17,7 @@ from tests.worker.models.variants import CASES
 from tests.worker.ranks.threads import load_part, on_ranks
 from tests.worker.slot_storage import SlotStorage
 from worker.device import Device
-from worker.layers import linear
+from worker.layers import expert_linears, linear
 from worker.layers.batch import Batch, Span
 from worker.layers.cache import Size
 from worker.layers.linear import LinearFactory
@@ -75,6 +75,20 @@ def test_logits_are_those_of_one_rank(name: str, tmp_path: Path) -> None:
             assert float((ours - whole).abs().max() / whole.abs().max()) < CLOSE
             assert ours.argmax(1).equal(whole.argmax(1))  # the greedy tokens
         assert len(others) == ranks - 1
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "mixtral", "qwen3_next"])
+def test_experts_in_one_product_are_split(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layout on GPUs."""
+    folder = make_checkpoint(tmp_path, family)
+    expected = steps(load_part(folder, "fp32", WHOLE).model)
+    monkeypatch.setattr(expert_linears, "runs_grouped", lambda device: True)
+    for ranks in (2, 4):
+        first = on_ranks(ranks, partial(steps_of_part, folder))[0]
+        for ours, whole in zip(first, expected, strict=True):
+            assert float((ours - whole).abs().max() / whole.abs().max()) < CLOSE
 
 
 def test_a_vocabulary_that_does_not_divide_is_padded(tmp_path: Path) -> None:
