@@ -6,16 +6,19 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGMLQuantizationType as Type
 
 from jobs.cli.dialogue import Stopped
-from tests.cli.conftest import Run
+from tests.cli.conftest import COMMAND, Run
 from tests.cli.terminal import Terminal
+from tests.worker.gguf.blocks import make_type_file, make_wide
 from worker import Engine
 from worker.chat.assembly import ChoiceState
 from worker.cli.local import LocalModel
@@ -49,6 +52,13 @@ def test_json_has_the_chunks_and_then_the_completion(run: Run) -> None:
 def test_all_choices_are_printed(run: Run) -> None:
     done = run(*LOCAL, "-o", "n=2", "What is 2 + 3?")
     assert done.stdout == "choice 1 of 2:\n5\n\nchoice 2 of 2:\n5\n"
+
+
+def test_a_slow_way_of_computing_is_said(tmp_path: Path) -> None:
+    file = make_type_file(make_wide(tmp_path / "wide"), tmp_path / "it.gguf", Type.IQ3_S)
+    command = ("chat", "--local", "--keep-quantised", "--model", str(file), "-o", "max_tokens=1")
+    done = subprocess.run([COMMAND, *command, "a"], capture_output=True, text=True, check=False)
+    assert f"{file}: slow, because weights in IQ3_S are dequantised" in done.stderr
 
 
 def test_a_wrong_field_is_refused_before_the_model_is_loaded(run: Run) -> None:

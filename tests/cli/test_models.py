@@ -53,6 +53,8 @@ def test_types_without_integer_products_are_named_with_what_they_cost(
     assert "re-encoded as Q8_0 (+" in shown
     kept = run("models", "check", str(file), "--device", "cpu", "--keep-quantised").stdout
     assert "dequantised for each product, which is slow" in kept
+    assert "\nslow        weights in IQ3_S are" in kept
+    assert "\nslow " not in shown
     (facts,) = json.loads(run("models", "check", str(file), "--json").stdout)["products"]
     assert facts["type"] == "IQ3_S"
     assert facts["way"] == "re-encoded as Q8_0"

@@ -236,6 +236,7 @@ def _show(found: Preflight, spec: ModelSpec, downloaded: bool) -> None:
         + (f", dequantised from {quantization.name}" if quantization else "")
         + ("" if downloaded else ", not downloaded yet"),
         **({"products": found.how} if found.how else {}),
+        **({"slow": found.slow} if found.slow else {}),
         "activations": f"{_size(activations.nbytes)} in a step, {how}",
         "context": context,
         "template": "none: chat requests fail" if chat_obstacle(template) else "yes",

@@ -242,6 +242,8 @@ def load(
         checked.require_room()
         if checked.how is not None:
             logger.info("%s: %s", spec.reference, checked.how)
+        if checked.slow is not None:
+            logger.warning("%s: slow, because %s", spec.reference, checked.slow)
         files = stamps_of(_files_of(source, spec, checkpoint))
 
         place = Placement(

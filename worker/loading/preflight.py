@@ -73,6 +73,7 @@ class Preflight:
     parts: int  # devices that the weights are divided over
     caches: Sequence[LayerCache]  # of one layer each, without storage
     widths: tuple[int, int, int]  # hidden states, widest projection, vocabulary
+    slow: str | None  # the types whose products are slow, with the remedy
     budget: int | None = None  # of the device
 
     @property
@@ -221,6 +222,7 @@ def _preflight(
         parts=device.ranks.parts,
         caches=caches,
         widths=_widths(slots),
+        slow=_slow(products, stored_as, compression, spec.keep_quantised, chosen, place),
         budget=device.budget,
     )
 
@@ -249,6 +251,37 @@ def _products(
     return tuple(
         Products(kind, len(extra), product, sum(extra))
         for (kind, product), extra in sorted(found.items(), key=lambda one: one[0][0])
+    )
+
+
+def _slow(
+    products: Mapping[str, ProductKind],
+    stored_as: Mapping[str, TensorHeader],
+    compression: Compression | None,
+    keep_quantised: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> str | None:
+    """The types that are dequantised for each product, with the remedy; None if there are none."""
+    has_kernels = storage.reencodes(dtype, device)
+    kinds = {
+        stored_as[name].dtype
+        for name, product in products.items()
+        if product is ProductKind.DEQUANTISED
+    }
+    if compression is not None and not has_kernels:
+        kinds.add(compression.kind.name)
+    if not kinds:
+        return None
+    if has_kernels:  # so they were to stay as they are
+        remedy = "leave out --keep-quantised"
+    elif storage.reencodes(torch.bfloat16, device):
+        remedy = "use --dtype bfloat16" + (" without --keep-quantised" if keep_quantised else "")
+    else:
+        remedy = "install what the line about kernels names, or use weights that are not quantised"
+    return (
+        f"weights in {', '.join(sorted(kinds))} are dequantised for each product, which can take "
+        f"30 times as long: {remedy}"
     )
 
 

@@ -34,6 +34,50 @@ def test_the_log_says_what_is_reencoded(file: Path, caplog: pytest.LogCaptureFix
     assert "re-encoded as Q8_0 (+" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("options", "kind", "remedy"),
+    [
+        ({"keep_quantised": True}, "IQ3_S", "leave out --keep-quantised"),
+        ({"dtype": "float16"}, "IQ3_S", "use --dtype bfloat16"),
+        (
+            {"dtype": "float16", "keep_quantised": True},
+            "IQ3_S",
+            "use --dtype bfloat16 without --keep-quantised",
+        ),
+        ({}, "IQ3_S", None),
+    ],
+)
+def test_a_warning_says_what_is_slow_and_what_to_do(
+    file: Path,
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any],
+    kind: str,
+    remedy: str | None,
+) -> None:
+    Engine.load(str(file), device="cpu", **options).close()
+    warned = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    slow = (
+        f"{file}: slow, because weights in {kind} are dequantised for each product, which can take "
+        f"30 times as long: {remedy}"
+    )
+    assert warned == ([] if remedy is None else [slow])
+
+
+def test_plain_weights_that_are_quantised_for_nothing_are_a_warning_as_well(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Engine.load("demo", device="cpu", dtype="float16", quantize="q8").close()
+    assert "demo: slow, because weights in Q8_0 are dequantised" in caplog.text
+
+
+def test_without_kernels_the_warning_names_them(
+    file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "active", lambda: None)
+    Engine.load(str(file), device="cpu").close()
+    assert "as long: install what the line about kernels names" in caplog.text
+
+
 def test_reencoding_is_part_of_the_fingerprint(file: Path) -> None:
     again, kept, twice = (
         Engine.load(str(file), device="cpu", keep_quantised=keep) for keep in (False, True, False)

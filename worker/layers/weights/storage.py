@@ -63,6 +63,11 @@ def product_kind(
     return ProductKind.DEQUANTISED if stays_quantised(kind, device) else ProductKind.PLAIN
 
 
+def reencodes(dtype: torch.dtype, device: torch.device) -> bool:
+    """True if kernels of linears of `dtype` multiply with re-encoded blocks on the device."""
+    return _kernels(TARGET, GGML_QUANT_SIZES[TARGET][0], dtype, device) is not None
+
+
 def _kernels(
     kind: Type, columns: int, dtype: torch.dtype, device: torch.device
 ) -> ProductKind | None:
