@@ -23,6 +23,7 @@ from worker.cache.prefix_state import Adopt, PrefixState, Tensors, add, take
 from worker.cache.prefix_store import BLOCK
 from worker.cache.state_dir import StateDir
 from worker.cache.state_file import Origin
+from worker.device import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -149,8 +150,15 @@ class SessionStates:
             self._writes.put((ended.name, ended.origin, state, ended.ended_at))
 
     def _take(self, ended: _Ended) -> PrefixState | None:
+        """The state of a session; None if it is gone, or if there is no memory for a copy."""
         needs = self._matching.snapshots
-        return take(self._store, self._tensors, ended.path, ended.token_ids, snapshots=needs)
+        try:
+            return take(self._store, self._tensors, ended.path, ended.token_ids, snapshots=needs)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        logger.warning("the state of a session is given up: there is no memory to copy it")
+        return None
 
     def _forget(self, name: str) -> None:
         key = self._last.pop(name, None)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.worker.engine.stateful import QUESTION, ask, cached, files, make
 from tests.worker.site import wait_until
@@ -111,6 +112,53 @@ def test_steps_do_not_wait_for_the_disk(
     slow.set()
     wait_until(lambda: sessions._bytes == 0)
     assert 0 < len(written) < 25
+    engine.close()
+
+
+@pytest.mark.parametrize("moment", ["reserve", "evict", "close"])
+def test_state_that_the_device_has_no_memory_to_copy_is_given_up(
+    moment: str,
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No request fails, and whoever needs the memory gets it."""
+    limit = make(path, None)._core.book.bytes_for_one(500) * 2
+    engine = make(path, tmp_path, cache_bytes=limit)
+    expected = ask(engine, QUESTION).text
+    asked = []
+
+    def copies_of_pages(*_: Any) -> Any:
+        asked.append(None)
+        raise torch.OutOfMemoryError("no room\nand more about it")
+
+    monkeypatch.setattr(CachePool, "copies_of_pages", copies_of_pages)
+    if moment == "reserve":
+        for number in range(20):
+            ask(engine, f"{number} other text " * 12, session=None)
+    elif moment == "evict":
+        assert engine._core.evict(limit) > 0
+        assert len(engine._core.book.kept) == 0
+    if moment != "close":
+        assert ask(engine, QUESTION, session=None).text == expected
+    engine.close()
+    assert len(asked) == 1 and files(tmp_path) == []
+    assert caplog.text.count("there is no memory to copy it") == 1
+
+
+def test_an_error_other_than_a_lack_of_memory_is_raised(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(path, tmp_path)
+    ask(engine, QUESTION)
+
+    def copies_of_pages(*_: Any) -> Any:
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a defect"):
+        patch.setattr(CachePool, "copies_of_pages", copies_of_pages)
+        engine._core.evict(1 << 30)
     engine.close()
 
 
