@@ -33,6 +33,7 @@ from worker.cache.state_file import (
     write_state,
 )
 from worker.cache.state_layout import StateLayout
+from worker.device import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -108,19 +109,25 @@ class StateDir:
         return None
 
     def read(self, found: Found) -> PrefixState | None:
-        """The state that was found; None if it is gone, replaced, or damaged and then deleted."""
+        """The state that was found; None if it is gone, replaced, or damaged and then deleted, or
+        if there is no memory for it."""
         file, end = found.file, found.end
         ends = [end] if end in file.ends else []
         try:
             file.check(self._layout)
             state = file.read(self._layout, self._device, end, ends)
-        except (JobError, MemoryError) as error:
+        except JobError as error:
             if isinstance(error, Unreadable):
                 logger.warning("%s", error.message)
-            elif isinstance(error, JobError) and _changed(file.path) == found.changed:
+            elif _changed(file.path) == found.changed:
                 self._delete_damaged(file.path, error)
             with self._lock:
                 self._forget(file.path.name)
+            return None
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.warning("the state of a session can't be read: there is no memory for it")
             return None
         with suppress(OSError):
             os.utime(file.path)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from jobs.api.answer import ChatCompletion
 from jobs.errors import JobError
 from tests.worker.engine.stateful import QUESTION, ask, cached, files, make
 from worker.cache import state_file
@@ -204,6 +206,36 @@ def test_a_file_that_cannot_be_read_now_is_kept(
         patch.setattr(state_file, "checksum", no_disk)
         assert cached(ask(second, QUESTION, answer, "and then?", session=None)) == 0
     assert files(tmp_path) == kept
+    second.close()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), MemoryError()])
+def test_without_memory_for_a_file_its_prompt_is_computed_again(
+    error: Exception,
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The file stays, and is used as soon as there is memory."""
+    first = make(path, tmp_path)
+    answer = ask(first, QUESTION).text
+    first.close()
+    second = make(path, tmp_path)
+
+    def no_memory(*_: Any) -> Any:
+        raise error
+
+    def turn() -> ChatCompletion:
+        return ask(second, QUESTION, answer, "and then?", session=None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFile, "_copies", no_memory)
+        text = turn().text
+    assert caplog.text.count("there is no memory for it") == 1
+    second._core.evict(1 << 30)
+    again = turn()
+    assert cached(again) > 64 and again.text == text
     second.close()
 
 
