@@ -11,7 +11,8 @@
 #   make kernels run the tests of the CPU kernels for every kind of CPU that this one can be
 #   make triton  run the tests of the Triton kernels in its interpreter; downloads 200 MB
 #   make gpu-check  on a machine with a GPU: compare it with the CPU, measure it, and write a report,
-#                gpu-check.txt, to attach to an issue; ten minutes
+#                gpu-check.txt, to attach to an issue; downloads about 3 GB (torch with CUDA) at
+#                first, then takes about ten minutes
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
 #   make real    download two real models (330 MB), and compare them with llama.cpp, transformers and
 #                lm-evaluation-harness, in the environment of `make extras`
