@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two
 def test_greedy_tokens_are_those_of_one_rank(
     family: str, load: Load, checkpoint: Callable[..., Path]
 ) -> None:
-    """Enough steps of one size for a graph."""
+    """Each step starts its kernels one by one: several ranks have no CUDA graphs."""
     path = checkpoint(family)
     whole = load(path, reference=True).generate(PROMPTS, GREEDY)
     split = load(path, tensor_parallel=2).generate(PROMPTS, GREEDY)
