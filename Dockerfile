@@ -9,7 +9,7 @@ RUN pip install --no-cache-dir -c constraints.txt rq-dashboard==0.9.0 six==1.17.
 USER nobody
 ENTRYPOINT ["rq-dashboard", "--json"]
 
-# The CPU kernels, compiled: the worker image has no compiler. They exist for x86-64 only.
+# The CPU kernels, compiled: the worker image has no C++ compiler. They exist for x86-64 only.
 FROM base AS kernels
 RUN apt-get update && apt-get install -y --no-install-recommends g++
 COPY worker/processes worker/processes
@@ -25,6 +25,12 @@ RUN useradd --create-home --uid 1000 chatjobs \
 # GPUs. For a smaller image without GPU support: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG TORCH_INDEX=https://pypi.org/simple
 RUN pip install --no-cache-dir -c constraints.txt --extra-index-url "$TORCH_INDEX" torch
+# On GPUs, Triton compiles the module that starts its kernels, with the headers of Python in this image.
+RUN if python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then \
+        apt-get update \
+        && apt-get install -y --no-install-recommends gcc libc6-dev \
+        && rm -rf /var/lib/apt/lists/*; \
+    fi
 
 COPY pyproject.toml README.md ./
 COPY jobs jobs
@@ -36,6 +42,7 @@ USER chatjobs
 ENV CHATJOBS_REDIS_URL=redis://redis:6379/0 \
     CHATJOBS_RESULTS=/results \
     HF_HOME=/models \
+    TRITON_CACHE_DIR=/models/triton \
     PYTHONUNBUFFERED=1
 VOLUME ["/results", "/models"]
 

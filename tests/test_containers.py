@@ -178,6 +178,19 @@ def test_the_worker_image_has_compiled_kernels() -> None:
     assert words.index("COPY worker worker") < copied < installed
 
 
+def test_the_worker_image_compiles_kernels_of_gpus_and_keeps_them() -> None:
+    """Triton needs a C compiler; its cache is in a volume."""
+    words = [f"{word} {rest}" for word, rest in DOCKERFILE["worker"].instructions]
+    (compiler,) = (i for i, one in enumerate(words) if "install -y" in one)
+    assert {"gcc", "libc6-dev"} <= set(words[compiler].split())
+    assert "torch.version.cuda is None" in words[compiler]
+    (torch,) = (i for i, one in enumerate(words) if one.endswith(" torch"))
+    assert torch < compiler < words.index("USER chatjobs")
+    environment = dict(one.split("=") for one in (DOCKERFILE["worker"].last("ENV") or "").split())
+    volumes = DOCKERFILE["worker"].last("VOLUME") or ""
+    assert f'"{Path(environment["TRITON_CACHE_DIR"]).parent}"' in volumes
+
+
 def test_kernels_compile_without_the_rest_of_the_package(tmp_path: Path) -> None:
     """As in the image: with the standard library alone."""
     shutil.copytree(ROOT / "worker" / "kernels", tmp_path / "worker" / "kernels")

@@ -1,4 +1,4 @@
-"""The Triton kernels of GPUs: whether they can be imported, and which tensors they read."""
+"""The Triton kernels of GPUs: whether they can be started, and which tensors they read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,28 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @cache
 def package() -> bool:
-    """True if the package `triton` can be imported."""
+    """True if the package `triton` can be imported and can start kernels. Before its first kernel
+    it compiles a module for that with a C compiler: without one, torch computes."""
     try:
-        import_module("triton")
+        triton = import_module("triton")
     except ImportError as error:
         logger.warning(
             "on GPUs torch computes alone, because triton can't be imported (%s): steps take "
             "several times as long, and each product dequantises its weight first",
             error,
+        )
+        return False
+    if triton.knobs.runtime.interpret:
+        return True
+    try:
+        _ = triton.runtime.driver.active.utils
+    except Exception as error:
+        logger.warning(
+            "on GPUs torch computes alone, because Triton can't start kernels (%s): steps take "
+            "several times as long, and each product dequantises its weight first; Triton needs a "
+            "C compiler with Python's headers (apt-get install gcc python3-dev), and a folder for "
+            "what it compiles, which TRITON_CACHE_DIR names",
+            " ".join(str(error).split()),
         )
         return False
     return True

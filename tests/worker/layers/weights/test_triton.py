@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -340,6 +342,66 @@ def test_without_triton_one_log_line_says_so(
         "on GPUs torch computes alone, because triton can't be imported (No module named "
         "'triton'): steps take several times as long, and each product dequantises its weight first"
     ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable"),
+        subprocess.CalledProcessError(1, ["gcc", "cuda_utils.c"]),  # there is no Python.h
+        ImportError("cuda_utils.so: failed to map segment from shared object"),
+        PermissionError(13, "Permission denied", "/.triton"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_triton_that_can_not_start_kernels_leaves_all_to_torch(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Driver:
+        @property
+        def active(self) -> Any:
+            raise error
+
+    knobs = SimpleNamespace(runtime=SimpleNamespace(interpret=False))
+    broken = SimpleNamespace(knobs=knobs, runtime=SimpleNamespace(driver=Driver()))
+    monkeypatch.setattr(gpu, "import_module", {"triton": broken}.__getitem__)
+    on_gpu: Any = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert not gpu.serves(on_gpu) and not triton.multiplies(Type.Q8_0)
+    (record,) = caplog.records
+    cause = " ".join(str(error).split())
+    assert f"because Triton can't start kernels ({cause}): " in record.message
+    assert "apt-get install gcc python3-dev" in record.message
+
+
+@needs_triton
+@pytest.mark.parametrize("compiler", [None, "false"])
+def test_triton_without_a_compiler_is_found_before_the_first_step(
+    compiler: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The package itself, as on a machine with a GPU."""
+    from triton.backends.nvidia import driver
+    from triton.runtime import driver as drivers
+
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(driver.CudaDriver, "is_active", staticmethod(lambda: True))
+    monkeypatch.setattr(driver, "library_dirs", list)
+    monkeypatch.setattr(drivers, "_active", None)
+    monkeypatch.setattr(drivers, "_default", None)
+    if compiler is None:
+        monkeypatch.delenv("CC", raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        monkeypatch.setenv("CC", compiler)
+    assert not gpu.package()
+    (record,) = caplog.records
+    cause = "Failed to find C compiler" if compiler is None else "Command '['false', "
+    assert f"because Triton can't start kernels ({cause}" in record.message
 
 
 @needs_triton
