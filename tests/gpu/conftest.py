@@ -36,6 +36,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.hookimpl(trylast=True)  # the failure is in the summary then
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """End the run after a test that leaves an error on the device: all later ones would fail."""
+    if not report.failed or not torch.cuda.is_initialized():
+        return
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        pytest.exit(f"{report.nodeid} left CUDA unusable, so no later test was run: {reason}", 1)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def torch_alone() -> Iterator[None]:
     """The CPU computes with torch operations, so that no test needs a C++ compiler."""
