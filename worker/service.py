@@ -52,6 +52,7 @@ from worker.queue.loading import Loading
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
 from worker.queue.membership import Membership
 from worker.queue.operator_commands import OperatorCommands
+from worker.queue.outage import waited_for
 from worker.queue.publisher import Publisher
 from worker.queue.reaper import Reaper
 from worker.queue.served import Served
@@ -139,7 +140,8 @@ def serve(
         by_name = {model.name: spec for (model, _), spec in zip(models, first, strict=True)}
         by_name |= {one.name: one.spec for one in managed.models} if managed else {}
         store = JobStore(client, served, name, worker_key(name), backend.funcs)
-        presence = Presence(client, store.queues, name, lease_seconds)
+        # RQ's worker sends commands. As during the load, a signal ends the process meanwhile.
+        presence = waited_for(partial(Presence, client, store.queues, name, lease_seconds))
         workers = Workers(redis_url, name, store.queues, patience)
         settlements = SettlementBuilder(name, socket.gethostname(), served.provenance)
         publisher = Publisher(StreamWriter(client))
@@ -220,9 +222,9 @@ def serve(
             on_idle=recorder.wake if recorder else lambda: None,
             residency=residency,
         )
+        if recorder:
+            waited_for(recorder.start)
         with StopSignals(loop, "its jobs go to other workers when its lease expires"):
-            if recorder:
-                recorder.start()
             monitor.show(
                 Sources(
                     worker=name,

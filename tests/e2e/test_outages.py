@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from jobs import Client, JobError, keys
 from jobs.cli import build
 from jobs.embedded import EmbeddedRedis
 from jobs.operations import CHAT
-from tests.worker.site import PATIENCE, Site, wait_until
+from tests.worker.site import PATIENCE, Site, WorkerProcess, wait_until
 
 LEASE_SECONDS = 2.5  # longer than a busy machine stops a worker
 OUTAGE_SECONDS = 6.0  # more than two leases
@@ -67,6 +69,49 @@ def test_an_outage_is_no_death(site: Site, server: EmbeddedRedis, kind: str) -> 
         assert "does not renew its lease" not in worker.output
         assert kind == "silence" or "Redis fails (" in worker.output
         assert "Traceback" not in worker.output
+
+
+@contextmanager
+def outage_after_load(
+    site: Site, server: EmbeddedRedis, kind: str, loaded: Path
+) -> Iterator[WorkerProcess]:
+    """A worker whose models are loaded when Redis goes away, or takes no writes, and which waits
+    for it. Redis works again at the end of the block."""
+    worker = site.worker(load_until=str(loaded))
+    wait_until(lambda: site.redis.keys(keys.worker("*")) or not worker.alive)
+    if kind == "away":
+        server.stop()
+    else:
+        site.redis.config_set("min-replicas-to-write", "1")
+    loaded.touch()
+    wait_until(lambda: "Redis fails (" in worker.output or not worker.alive)
+    time.sleep(2.0)
+    yield worker
+    if kind == "away":
+        server.start()
+    else:
+        site.redis.config_set("min-replicas-to-write", "0")
+
+
+@pytest.mark.parametrize("kind", ["away", "no writes"])
+def test_an_outage_at_the_end_of_a_load_does_not_end_the_worker(
+    site: Site, server: EmbeddedRedis, kind: str, tmp_path: Path
+) -> None:
+    with outage_after_load(site, server, kind, tmp_path / "loaded") as worker:
+        pass
+    assert site.submit().result(timeout=PATIENCE)
+    assert "Redis is back" in worker.output
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize(("kind", "code"), [("away", -signal.SIGTERM), ("no writes", 0)])
+def test_a_signal_ends_a_worker_that_waits_for_redis_after_its_load(
+    site: Site, server: EmbeddedRedis, kind: str, code: int, tmp_path: Path
+) -> None:
+    with outage_after_load(site, server, kind, tmp_path / "loaded") as worker:
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == code
+    assert "Traceback" not in worker.output
 
 
 def test_a_death_during_an_outage_is_found(site: Site, server: EmbeddedRedis) -> None:

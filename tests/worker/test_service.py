@@ -11,6 +11,7 @@ import redis
 
 from jobs import JobError
 from jobs.embedded import EmbeddedRedis
+from jobs.record.recorder import Recorder
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.site import QUICK, Site, WorkerProcess
 from worker import tasks
@@ -91,6 +92,22 @@ def test_an_unusable_results_folder_ends_the_worker(site: Site, tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(JobError, match="--results"):
         site.burst(results=tmp_path / "file")
+
+
+def test_an_outage_when_the_recorder_starts_does_not_end_the_worker(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, start, failures = site.submit(run="r"), Recorder.start, [redis.ConnectionError("reset")]
+
+    def fail_once(recorder: Recorder) -> None:
+        if failures:
+            raise failures.pop()
+        start(recorder)
+
+    monkeypatch.setattr(Recorder, "start", fail_once)
+    site.burst()
+    assert not failures
+    site.assert_settled([job], "r")
 
 
 def test_a_redis_that_evicts_keys_is_refused(site: Site) -> None:

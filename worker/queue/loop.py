@@ -16,6 +16,7 @@ import redis
 from jobs import clock
 from jobs.errors import JobError
 from jobs.sizes import counted
+from jobs.store.connection.connect import may_pass
 from jobs.store.control import Cancel, Control
 from jobs.store.job_store import JobStore
 from jobs.store.operator import OperatorCommand
@@ -104,8 +105,8 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Serve until stopped. If the engine dies, returns all jobs and raises JobError."""
-        self._membership.join()
-        self._control.subscribe()
+        self._membership.keep_lease()
+        self._join()
         self.serves = True
         run, crashed = self._stages.run, True
         try:
@@ -136,6 +137,22 @@ class WorkerLoop:
             crashed = False
         finally:
             self._shut_down(crashed)
+
+    def _join(self) -> None:
+        """Register the worker and subscribe to its commands. Waits while Redis is away, unless the
+        worker is stopped: its models took minutes to load. Raises other errors of Redis."""
+        while not self._finished():
+            self._watchdog.touch()
+            try:
+                self._membership.register()
+                self._control.subscribe()
+            except redis.RedisError as error:
+                if not may_pass(error):
+                    raise
+                self._wait(self._outage.failed(error, 0))
+            else:
+                self._outage.ended()
+                return
 
     # --- stages of a round ------------------------------------------------------------------------
 
@@ -229,7 +246,7 @@ class WorkerLoop:
     def _wait(self, seconds: float) -> None:
         """Keep everything and pause: each stage is repeated after an error, without loss."""
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not self.aborted:
+        while (left := until - time.monotonic()) > 0 and not self._finished():
             self._attempts.take(left)
 
     def _shut_down(self, crashed: bool) -> None:

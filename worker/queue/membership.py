@@ -11,7 +11,7 @@ from worker.queue.lease_keeper import LeaseKeeper
 
 
 class Membership:
-    """A worker is a member from `join` to `leave`. Used by the loop's thread.
+    """A worker is a member from `keep_lease` to `leave`. Used by the loop's thread.
 
     It has had its lease since it began to load. `keeper` renews it over a connection of its own.
     """
@@ -19,9 +19,12 @@ class Membership:
     def __init__(self, presence: Presence, workers: Workers, keeper: LeaseKeeper) -> None:
         self._presence, self._workers, self._keeper = presence, workers, keeper
 
-    def join(self) -> None:
-        """Renew the lease from now on, and register with RQ. Raises redis.RedisError."""
+    def keep_lease(self) -> None:
+        """Renew the lease from now on, also while Redis is away."""
         self._keeper.start()
+
+    def register(self) -> None:
+        """Register with RQ. Raises redis.RedisError, and may be called again then."""
         self._presence.birth()
 
     def report(self, status: ServingStatus, jobs: Sequence[str]) -> None:

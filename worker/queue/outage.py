@@ -1,12 +1,18 @@
-"""The pauses of the loop after errors of Redis."""
+"""The pauses of a worker after errors of Redis."""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import redis
 
 from jobs.sizes import counted
+from jobs.store.connection.connect import may_pass
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -37,3 +43,19 @@ class Outage:
         if self._pause is not None:
             logger.info("Redis is back")
             self._pause = None
+
+
+def waited_for(call: Callable[[], Result]) -> Result:
+    """The result of a call, which is repeated while Redis is away, full or takes no writes. For the
+    start of a worker, whose models took minutes to load. Raises other errors of Redis."""
+    outage = Outage()
+    while True:
+        try:
+            result = call()
+        except redis.RedisError as error:
+            if not may_pass(error):
+                raise
+            time.sleep(outage.failed(error, 0))
+        else:
+            outage.ended()
+            return result
