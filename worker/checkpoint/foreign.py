@@ -13,6 +13,7 @@ from struct import unpack_from
 
 from jobs.api.wire import describe
 from jobs.errors import JobError
+from worker.checkpoint.pieces import joined, joined_among
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model"
 GGUF = b"GGUF"
@@ -91,11 +92,10 @@ def require_own(path: Path, start: bytes) -> None:
 def require_whole(path: Path) -> None:
     """Raise JobError for the file of a download that has not ended."""
     if path.suffix.lower() in PARTIAL:
-        raise JobError(
-            "model_not_found",
-            f"{path} is a part of a download that has not ended: download it again, and give the "
-            "whole file",
+        usual = (
+            "is a part of a download that has not ended: download it again, and give the whole file"
         )
+        raise JobError("model_not_found", f"{path} {joined(path) or usual}")
 
 
 def adapter(config: Path | None = None) -> str:
@@ -133,6 +133,8 @@ def why_without(folder: Path, usual: str, *, weights: bool = False) -> str:
         partial = sorted(path.name for path in below.rglob("*") if path.suffix.lower() in PARTIAL)
     except OSError:
         return usual
+    if join := joined_among(names):
+        return join
     partial = [name for name in names if Path(name).suffix.lower() in PARTIAL] + partial
     if partial:
         return f"its download has not ended ({_listed(partial)}): download the model again"

@@ -23,6 +23,7 @@ from worker.checkpoint.foreign import (
     require_own,
     require_whole,
 )
+from worker.checkpoint.pieces import joined
 from worker.checkpoint.safetensors_files import INDEX, SINGLE, weight_files
 from worker.checkpoint.source import ModelSource
 from worker.demo import DRAFT_DIR, MODEL_DIR
@@ -130,8 +131,8 @@ def _in_file(path: Path, reference: str) -> ModelSource:
             )
         return FolderSource(folder, reference, stem_of(path.name), single=path.name)
     require_own(path, start)
-    raise JobError(
-        "model_not_found",
-        f"{reference} is a file, and neither GGUF nor safetensors: give a file of these formats, "
-        "or the folder of a model",
+    usual = (
+        "is a file, and neither GGUF nor safetensors: give a file of these formats, or the folder "
+        "of a model"
     )
+    raise JobError("model_not_found", f"{reference} {joined(path) or usual}")

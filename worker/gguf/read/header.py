@@ -21,10 +21,12 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from jobs.errors import JobError
 from jobs.sizes import size_text
 from worker.checkpoint.foreign import FIRST_BYTES, GGUF, foreign
+from worker.checkpoint.pieces import joined
 from worker.gguf.tensor_format import READABLE
 
 LENGTH = struct.Struct("<Q")  # of a string
 VERSIONS = (2, 3)
+AGAIN = "download the model again"
 MAX_HEADER = 100_000_000  # bytes; the largest published vocabularies take 20 MB
 MAX_DIMENSIONS, MAX_ELEMENTS = 4, 2**48
 DEFAULT_ALIGNMENT = 32
@@ -122,11 +124,11 @@ class _Parser:
     def _counts(self) -> tuple[int, int]:
         """Checks magic and version. Returns the numbers of tensors and of metadata entries."""
         if bytes(self._buffer[:4]) != GGUF:
-            what = foreign(bytes(self._buffer[:FIRST_BYTES]))
+            what = foreign(bytes(self._buffer[:FIRST_BYTES])) or joined(self._path)
             raise JobError(
                 "unsupported_model",
                 f"{self._path} is not a GGUF file: it begins with {bytes(self._buffer[:4])!r}, not "
-                f"{GGUF!r}; {f'it {what}' if what else 'download the model again'}",
+                f"{GGUF!r}; {f'it {what}' if what else AGAIN}",
             )
         self._at = 4
         version = self._unpack("<I", "its version")
@@ -222,7 +224,7 @@ class _Parser:
             raise self._broken(f"tensor {name} is not aligned to {alignment} bytes")
         begin, end = start + offset, start + offset + elements // block * block_bytes
         if end > self._size:
-            raise self._broken(
+            raise self._cut(
                 f"it is truncated: tensor {name} ends at byte {end}, the file at {self._size}"
             )
         return StoredTensor(self._path, name, kind, shape, begin, end)
@@ -273,7 +275,7 @@ class _Parser:
     def _require(self, end: int, what: str) -> None:
         """Raise, because the buffer ends before `end`."""
         if end > self._size:
-            raise self._broken(f"it is truncated: {what} ends beyond its {size_text(self._size)}")
+            raise self._cut(f"it is truncated: {what} ends beyond its {size_text(self._size)}")
         if end > MAX_HEADER:
             raise self._broken(f"its header has more than {MAX_HEADER} bytes")
         raise Incomplete(end)
@@ -282,12 +284,14 @@ class _Parser:
         left = min(self._size, MAX_HEADER) - self._at
         if count * least > left:
             has = size_text(max(left, 0))
-            raise self._broken(f"its header states {count} {what}, and has {has}")
+            raise self._cut(f"its header states {count} {what}, and has {has}")
 
-    def _broken(self, fact: str) -> JobError:
-        return JobError(
-            "unsupported_model", f"{self._path} is broken: {fact}; download the model again"
-        )
+    def _cut(self, fact: str) -> JobError:
+        what = joined(self._path)
+        return self._broken(fact, f"it {what}" if what else AGAIN)
+
+    def _broken(self, fact: str, remedy: str = AGAIN) -> JobError:
+        return JobError("unsupported_model", f"{self._path} is broken: {fact}; {remedy}")
 
     def _refused(self, fact: str) -> JobError:
         return JobError("unsupported_model", f"{self._path} {fact}")
