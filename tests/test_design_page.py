@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,13 @@ def test_every_guarantee_names_a_test() -> None:
     guarantees = re.findall(r"^- (?:.|\n(?!\n|- ))+", section, re.MULTILINE)
     assert guarantees
     assert [one for one in guarantees if "::test_" not in one] == []
+
+
+def test_the_layers_are_those_of_the_contracts() -> None:
+    page = (DOCS / "design.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for contract in project["tool"]["importlinter"]["contracts"]:
+        if (name := contract["name"].partition(": layers")[0]) in ("jobs", "worker"):
+            shown = re.search(rf"^`{name}`:\n\n((?: {{4}}.+\n)+)", page, re.MULTILINE)
+            assert shown, f"the page does not show the layers of {name}"
+            assert [line.strip() for line in shown[1].splitlines()] == contract["layers"]
