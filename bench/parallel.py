@@ -3,8 +3,8 @@
     python -m bench.parallel [--ranks 2] [--batches 1,16] [--rounds 5] [--model FOLDER]
 
 Without a model, one of the Qwen3-0.6B shape with random weights is made. The time of a step is that
-of long answers without that of short ones, in alternating rounds; the bytes are those that the
-first rank gives to the others in a decode step.
+of long answers without that of short ones, in alternating rounds; the bytes are those that all
+ranks give to others in a decode step.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _row(one: Engine, split: Engine, ranks: int, batch: int, rounds: int) -> dic
         "ms, 1 rank": 1000 * ours,
         f"ms, {ranks} ranks": 1000 * others,
         "ratio": others / ours,
-        "bytes": _bytes(split, batch),
+        "bytes": _bytes(split, ranks, batch),
     }
 
 
@@ -72,18 +72,19 @@ def _generate(engine: Engine, batch: int, tokens: int) -> None:
     engine.generate([[100 + row, *range(10, 9 + PROMPT)] for row in range(batch)], sampling)
 
 
-def _bytes(engine: Engine, batch: int) -> int:
+def _bytes(engine: Engine, ranks: int, batch: int) -> int:
     """Of a decode step: what a longer answer takes beyond a shorter one. No step is made again, so
-    that each exchange is called from here."""
-    ranks = engine._core.runner.ranks
-    assert ranks is not None
-    exchange: Any = ranks.shard.exchange
+    that each exchange is called from here. The tensors of an exchange have one shape on all
+    ranks."""
+    group = engine._core.runner.ranks
+    assert group is not None
+    exchange: Any = group.shard.exchange
     given = 0
 
-    def counting(method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def counting(method: Callable[[Tensor], Tensor], givers: int) -> Callable[[Tensor], Tensor]:
         def count(x: Tensor) -> Tensor:
             nonlocal given
-            given += x.nbytes
+            given += givers * x.nbytes
             return method(x)
 
         return count
@@ -92,12 +93,15 @@ def _bytes(engine: Engine, batch: int) -> int:
     model: Any = engine._core.loaded.model
     replay = model._replay
     most, replay.most_rows = replay.most_rows, 0
-    exchange.sum, exchange.first = counting(exchange.sum), counting(exchange.first)
+    givers = {"sum": ranks, "first": 1, "gather": ranks - 1}
+    for name, count in givers.items():
+        setattr(exchange, name, counting(getattr(exchange, name), count))
     for tokens in (SHORT, LONG):
         given = 0
         _generate(engine, batch, tokens)
         found.append(given)
-    del exchange.sum, exchange.first
+    for name in givers:
+        delattr(exchange, name)
     replay.most_rows = most
     return (found[1] - found[0]) // (LONG - SHORT)
 

@@ -61,7 +61,8 @@ def test_check_says_what_would_happen(run: Run, tmp_path: Path) -> None:
     check = ("models", "check", "--device", "cpu", "--tensor-parallel")
     done = run(*check, "2", "demo")
     assert done.exit_code == 0
-    assert "ranks       2, each with a part of the weights and the cache" in done.stdout
+    said = "ranks       2, each with about 3.6 MiB of the weights and 1.5 MiB of the cache of 1,024"
+    assert said in done.stdout
     assert json.loads(run(*check, "2", "demo", "--json").stdout)["tensor_parallel"] == 2
     heads: dict[str, Any] = {"linear_num_key_heads": 3, "linear_num_value_heads": 6}
     hybrid = run(*check, "2", str(make_checkpoint(tmp_path / "hybrid", "qwen3_5_text", **heads)))

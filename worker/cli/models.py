@@ -65,7 +65,7 @@ def check(
 
     Reads the configuration, the tokenizer, the chat template and the headers of the weight files.
     Of a model on the hub, only the small files and these headers are downloaded. Exit code 1 if it
-    doesn't fit or has no chat template, 3 if it can't run.
+    doesn't fit or has no chat template, 2 if it can't be used with an option, 3 if it can't run.
     """
     need_torch()
     from jobs import JobError
@@ -220,7 +220,7 @@ def _show(found: Preflight, spec: ModelSpec, downloaded: bool) -> None:
     from worker.prompt.template import chat_obstacle
 
     template = found.model.template
-    source, device, ranks = found.model.source, found.device, spec.tensor_parallel
+    source, device = found.model.source, found.device
     quantization = found.model.config.quantization
     revision = f" at {source.revision}" if source.revision else ""
     context = f"{found.context_length:,} tokens"
@@ -240,17 +240,24 @@ def _show(found: Preflight, spec: ModelSpec, downloaded: bool) -> None:
         "activations": f"{_size(activations.nbytes)} in a step, {how}",
         "context": context,
         "template": "none: chat requests fail" if chat_obstacle(template) else "yes",
-        **(
-            {"ranks": f"{ranks}, each with a part of the weights and the cache"}
-            if ranks > 1
-            else {}
-        ),
+        **({"ranks": _ranks(found, spec.tensor_parallel)} if spec.tensor_parallel > 1 else {}),
         "device": f"{device} ({device_name(device)}), {_size(found.free_bytes)} free",
         **({"kernels": kernels()} if device.type == "cpu" else {}),
         "fits": "yes" if found.obstacle is None else "no",
     }
     for name, text in lines.items():
         echo(f"{name:<11} {text}")
+
+
+def _ranks(found: Preflight, ranks: int) -> str:
+    """`found.caches` are those of one rank."""
+    from worker.layers.cache import sequence_size
+
+    cache = sum(one.bytes_for(sequence_size(found.context_length)) for one in found.caches)
+    return (
+        f"{ranks}, each with about {_size(found.weight_bytes // ranks)} of the weights and "
+        f"{_size(cache)} of the cache of {found.context_length:,} tokens"
+    )
 
 
 def _size(count: int) -> str:

@@ -1,5 +1,5 @@
 """A process that computes one rank of a model after its leader: it draws no tokens, and knows no
-Redis and no file but the weights."""
+Redis and no files but the weights and what this machine's kernels need."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from worker.processes.activity import Activity
 
 FOLLOWER = "worker.engine.follower"
 LOOK_SECONDS = 0.25
-# Of followers that do not work while the leader waits for them, counted in looks: while this
-# process was suspended, they were as well.
+# Of followers that are stopped, or do not work while the leader waits for them, counted in looks:
+# while this process was suspended, they were as well.
 STALL_SECONDS = 5.0
 # While they read weights, when they may wait for a compiler, and of those that compute on GPUs,
 # whose processes wait while the GPUs work.
@@ -94,14 +94,13 @@ class Watch:
                 still = 0.0
             quick = self.computing and not self._on_gpus
             limit = STALL_SECONDS if quick else LONG_STALL_SECONDS
-            # The leader may wait for a GPU in any call: nobody sees that it waits for this rank.
             away = [rank for rank, one in enumerate(activities, start=1) if one.stopped]
-            stopped = stopped + LOOK_SECONDS if away and self._on_gpus else 0.0
+            stopped = stopped + LOOK_SECONDS if away else 0.0
             lost = self._who_ended()
-            if lost is None and still >= limit:
-                lost = f"{self._named(*awaited)} did nothing for {limit:g} s"
-            elif lost is None and stopped >= STALL_SECONDS:
+            if lost is None and stopped >= STALL_SECONDS:
                 lost = f"{self._named(*away)} was stopped for {STALL_SECONDS:g} s"
+            elif lost is None and still >= limit:
+                lost = f"{self._named(*awaited)} did nothing for {limit:g} s"
             if lost is not None:
                 self.lost = lost
                 break

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.waiting import has_ended, wait_until
+from tests.waiting import PATIENCE, has_ended, wait_until
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.ranks.engines import GREEDY, PROMPTS, followers, in_background, load
 from tests.worker.ranks.gloo import use_gloo
@@ -96,7 +96,7 @@ def test_a_follower_that_is_killed_or_stopped_ends_the_step_and_the_group(
     pids = followers(engine)
     thread, errors = in_background(engine)
     os.kill(pids[0], number)
-    thread.join(600)
+    thread.join(PATIENCE)
     (error,) = errors
     assert isinstance(error, RanksLost)
     assert f"rank 1 (process {pids[0]})" in error.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import has_ended, wait_until
+from jobs.errors import JobError
+from tests.waiting import PATIENCE, has_ended, wait_until
 from tests.worker.checkpoints import make_checkpoint
-from tests.worker.ranks.engines import GREEDY, PROMPTS, followers, in_background
+from tests.worker.ranks.engines import GREEDY, PROMPTS, followers, in_background, load
 from worker import Engine
 from worker.layers.batch import Span
-from worker.ranks.leader import RanksLost
+from worker.ranks.leader import Ranks, RanksLost
 from worker.ranks.messages import Compute
 
 
@@ -27,17 +29,53 @@ def test_a_follower_that_is_killed_or_stopped_ends_the_step_and_the_group(
     pids = followers(engine)
     thread, errors = in_background(engine)
     os.kill(pids[1], number)
-    thread.join(600)
+    thread.join(PATIENCE)
     (error,) = errors
     assert isinstance(error, RanksLost)
     if number is signal.SIGKILL:
         assert "was killed by SIGKILL" in error.message
         assert f"rank 2 (process {pids[1]})" in error.message
     else:
-        assert f"rank 2 (process {pids[1]}) did nothing for 5 s" in error.message
+        assert f"rank 2 (process {pids[1]}) was stopped for 5 s" in error.message
     assert all(map(has_ended, pids))
     with pytest.raises(RanksLost):
         engine.generate(PROMPTS, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("number", "fact"),
+    [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "was stopped for 5 s")],
+)
+def test_a_follower_that_is_killed_or_stopped_ends_the_load(
+    number: signal.Signals, fact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int] = []
+    begin = Ranks.begin
+
+    def beginning(ranks: Ranks, slots: int) -> int:
+        pids.extend(ranks.pids)
+        os.kill(pids[0], number)
+        return begin(ranks, slots)
+
+    monkeypatch.setattr(Ranks, "begin", beginning)
+    with pytest.raises(RanksLost, match=rf"rank 1 \(process \d+\) {fact}"):
+        load("demo", 2)
+    assert pids and all(map(has_ended, pids))
+
+
+def test_a_follower_without_memory_for_its_cache_fails_requests_and_the_group_goes_on(
+    start: Callable[..., Engine],
+) -> None:
+    engine = start(2)
+    (pid,) = followers(engine)
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    before = resource.prlimit(pid, resource.RLIMIT_AS)
+    resource.prlimit(pid, resource.RLIMIT_AS, (pages * resource.getpagesize(), before[1]))
+    with pytest.raises(JobError) as caught:
+        engine.generate([[*range(5, 400)]] * 16, GREEDY)
+    assert caught.value.code == "out_of_memory"
+    resource.prlimit(pid, resource.RLIMIT_AS, before)
+    assert len(engine.generate([[*range(5, 400)]] * 16, GREEDY)) == 16
 
 
 def test_the_death_of_a_follower_is_noticed_without_work(start: Callable[..., Engine]) -> None:
@@ -48,9 +86,7 @@ def test_the_death_of_a_follower_is_noticed_without_work(start: Callable[..., En
         engine._core.step()
 
 
-def test_a_step_that_was_made_again_without_a_rank_has_no_result(
-    start: Callable[..., Engine],
-) -> None:
+def test_work_of_the_ranks_in_which_one_ends_has_no_result(start: Callable[..., Engine]) -> None:
     """Recorded calls go on after the end of the group, and say nothing."""
     engine = start(2)
     ranks = engine._core.runner.ranks
