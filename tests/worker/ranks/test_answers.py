@@ -11,7 +11,7 @@ import torch
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.ranks.engines import GREEDY, PROMPTS, load
-from worker import Engine
+from worker import ChatSession, Engine
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,30 @@ def test_what_the_leader_decides_is_as_with_one_rank(both: tuple[Engine, Engine]
     assert two.chat(request).text == one.chat(request).text
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_next"])
 def test_a_common_beginning_is_computed_once_and_changes_no_token(
-    start: Callable[..., Engine],
+    family: str, tmp_path: Path, start: Callable[..., Engine]
 ) -> None:
     """Each rank keeps its part of the state, and gives it to later prompts."""
-    engine = start(2)
-    first = engine.generate([PROMPTS[0]], GREEDY)
-    before = engine._core.prefix.cached_tokens
-    again = engine.generate([PROMPTS[0]], GREEDY)
-    assert engine._core.prefix.cached_tokens > before
-    assert again[0].token_ids == first[0].token_ids
+    folder = make_checkpoint(tmp_path, family)
+    prompts = [[*range(5, 95)], [*range(5, 90), 7, 8, 9]]
+    expected = [one.token_ids for one in load(folder, 1).generate(prompts, GREEDY)]
+    engine = start(2, folder)
+    found = [engine.generate([prompt], GREEDY)[0].token_ids for prompt in (*prompts, prompts[0])]
+    assert engine._core.prefix.cached_tokens > 64
+    assert found == [*expected, expected[0]]
+
+
+def test_a_conversation_has_the_answers_of_one_rank_and_computes_new_messages_only(
+    both: tuple[Engine, Engine],
+) -> None:
+    answers = []
+    before = both[1]._core.prefix.cached_tokens
+    for engine in both:
+        session = ChatSession(engine, system="Be brief.", temperature=0, max_tokens=12)
+        answers.append([session.respond(text).text for text in ("What is 17 + 25?", "And 3 + 4?")])
+    assert answers[0] == answers[1]
+    assert both[1]._core.prefix.cached_tokens > before
 
 
 def test_preempted_sequences_have_the_tokens_of_one_rank(start: Callable[..., Engine]) -> None:
