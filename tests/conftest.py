@@ -42,6 +42,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # OpenMP's threads of several processes share the cores here: they sleep soon instead of spinning.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+# The tests of GPUs run by themselves; all others compute on the CPU, also on a machine with a GPU.
+ON_GPU = os.environ.get("CHATJOBS_TEST_GPU") == "1"
+if not ON_GPU:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # Without bytecode in files, every command and every process of xdist compiles all modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -59,8 +64,8 @@ LONGEST = {
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile the kernels before the first test: on a busy machine that takes longer than a test
-    may."""
-    if session.config.pluginmanager.hasplugin("tests.quick"):
+    may. The tests of GPUs need none, and a fork of a process with CUDA can't use it."""
+    if ON_GPU or session.config.pluginmanager.hasplugin("tests.quick"):
         return
     for level in levels_here():
         with suppress(CannotBuild):

@@ -1,5 +1,7 @@
 """Tests on a CUDA device, against the same model on the CPU in float32. They are skipped without
-one. CHATJOBS_TEST_DEVICE names another device: with `cpu` they show that the tests themselves run.
+one and without CHATJOBS_TEST_GPU=1, which `make gpu-check` sets: in other runs no test sees a GPU
+(tests/conftest.py). CHATJOBS_TEST_DEVICE names another device: with `cpu` they show that the tests
+themselves run.
 
 Tolerances. In float32 both devices add in other orders: logits differ by some 1e-6 of the greatest
 one, and greedy tokens are equal. In bf16 and fp16 both round each activation: a device may be at
@@ -28,12 +30,21 @@ Load = Callable[..., Engine]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    lacking = DEVICE.startswith("cuda") and not torch.cuda.is_available()
+    lacking = _lacking()
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("gpu")
             if lacking:
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+                item.add_marker(pytest.mark.skip(reason=lacking))
+
+
+def _lacking() -> str | None:
+    """Why the tests can't run."""
+    if not DEVICE.startswith("cuda"):
+        return None
+    if os.environ.get("CHATJOBS_TEST_GPU") != "1":
+        return "for a GPU: make gpu-check, or CHATJOBS_TEST_GPU=1 .venv/bin/pytest tests/gpu"
+    return None if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
 @pytest.hookimpl(trylast=True)  # the failure is in the summary then
