@@ -10,10 +10,10 @@ transformers the time of 34 new tokens less the time of two.
 Prefill: seconds of one new token after 2,000. The floor of a step is the time to read the weights
 and the keys and values of each sequence once, at the speed of a large copy; of a mixture, the
 experts that the batch chooses in the mean (`bench.gpu_models.Read`). transformers: SDPA, a
-static cache, not compiled unless `--compiled`. Traffic is nano-vllm's: 256 requests of 100 to 1,024
-random tokens with as many new ones, temperature 0.6, in two turns of which the first one makes the
-graphs; transformers serves that of the first turn by continuous batching. Process settings are
-those of a worker.
+static cache, not compiled unless `--compiled`. Traffic is in the manner of nano-vllm's, with
+seeds of our own: 256 requests of 100 to 1,024 random tokens with 100 to 1,024 new ones, temperature
+0.6, in two turns of which the first one makes the graphs; transformers serves that of the first
+turn by continuous batching. Process settings are those of a worker.
 
 What does not begin within --seconds is left out. With --profile, the kernels of decode steps are
 listed, and the calls that wait for the device. On a CPU, `--tiny` shows that the benchmark runs.
@@ -250,7 +250,7 @@ class Cells:
         return median(figures) if figures else None
 
     def traffic(self, turn: str, traffic: Traffic, limit: float) -> dict[str, Any]:
-        """nano-vllm's requests, all at once, ended after `limit` seconds."""
+        """All requests at once, ended after `limit` seconds."""
         made, steps, taken = serve(self._engine, traffic, limit)
         read = steps * self._read.always + traffic.positions * self._position_bytes
         wanted = sum(traffic.lengths)

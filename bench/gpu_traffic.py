@@ -1,5 +1,9 @@
-"""Traffic on a GPU as nano-vllm's benchmark has it: random lengths of prompts and answers, all
-requests at once, at temperature 0.6. Ours, and transformers' continuous batching."""
+"""Traffic on a GPU in the manner of nano-vllm's benchmark: random lengths of prompts and answers,
+all requests at once, at temperature 0.6. Ours, and transformers' continuous batching.
+
+Lengths have the distribution of nano-vllm's, but seeds of our own: its run makes 133,966 tokens,
+and our two turns 144,611 and 146,708.
+"""
 
 from __future__ import annotations
 

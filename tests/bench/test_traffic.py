@@ -1,9 +1,11 @@
-"""The mix of requests of bench.traffic, and its figures."""
+"""The mix of requests of bench.traffic, and its figures; the traffic of bench.gpu."""
 
 from __future__ import annotations
 
 from statistics import median
 
+from bench.gpu import TURNS
+from bench.gpu_traffic import Traffic
 from bench.serving import Served
 from bench.traffic import figures, traffic
 
@@ -30,3 +32,8 @@ def test_rates_are_those_of_the_whole_run() -> None:
     assert found["all tokens/s"] == 50 / 4.0
     assert (found["first token p50 s"], found["p95 s"]) == (0.5, 1.0)
     assert found["peak RSS MiB"] == 3.0
+
+
+def test_the_traffic_on_gpus_makes_as_many_tokens_as_its_page_says() -> None:
+    turns = [Traffic.random(turn, tiny=False) for turn in TURNS]
+    assert [sum(turn.lengths) for turn in turns] == [144_611, 146_708]
