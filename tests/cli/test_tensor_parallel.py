@@ -48,13 +48,13 @@ def test_what_can_not_be_is_refused_in_one_sentence(words: str, sentence: str, r
     assert sentence in " ".join(done.stderr.split())
 
 
-def test_a_config_and_prompt_caches_are_refused(run: Run, tmp_path: Path) -> None:
-    for option in ("--config", "--prompt-cache"):
-        file = tmp_path / option.strip("-")
-        file.write_text('[[models]]\nmodel = "demo"\n')
-        done = run(*WORK.split(), option, str(file))
-        assert done.exit_code == 2
-        assert "--tensor-parallel" in done.stderr or "is for one model" in done.stderr
+@pytest.mark.parametrize("option", ["--config", "--prompt-cache"])
+def test_a_config_and_prompt_caches_are_refused(option: str, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text('[[models]]\nmodel = "demo"\n')
+    done = run(*WORK.split(), option, str(file))
+    assert done.exit_code == 2
+    assert f"--tensor-parallel can't be used with {option}" in " ".join(done.stderr.split())
 
 
 def test_check_says_what_would_happen(run: Run, tmp_path: Path) -> None:
