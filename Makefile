@@ -15,7 +15,7 @@
 #                first, then takes about ten minutes
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
 #   make real    download two real models (330 MB), and compare them with llama.cpp, transformers and
-#                lm-evaluation-harness, in the environment of `make extras`
+#                lm-evaluation-harness, in the environment of `make extras` (2.4 GB)
 #   make installed  install the package into empty environments, and try the README, the type
 #                checkers and the advice of errors there
 #   make extras  make the environment .extras, with lm-evaluation-harness and Ray (2.4 GB), and

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from jobs.cli import build
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -45,3 +49,17 @@ def test_speed_figures_are_those_of_the_performance_page() -> None:
     page = (ROOT / "docs/performance.md").read_text()
     assert figures
     assert not [figure for figure in figures if f"| {figure} |" not in page]
+
+
+def test_the_commands_of_the_real_answer_work() -> None:
+    """The package is one that `make real` tests; the demo stands for its file."""
+    (installed,) = re.findall(r"^ +\.venv/bin/pip install --no-deps (\S+)$", README, re.M)
+    requirements = (ROOT / "tests/real/requirements.txt").read_text()
+    assert re.search(rf"^{installed}==", requirements, re.M)
+    (command,) = re.findall(r"^ +\.venv/bin/chatjobs (.*\\\n.*)$", README, re.M)
+    *words, option, file = shlex.split(command.replace("\\\n", ""))
+    assert option == "-m"
+    assert file == f".venv/lib/python3*/site-packages/{installed.replace('-', '_')}/*.gguf"
+    done = CliRunner().invoke(build(), [*words, option, "demo"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip()
