@@ -70,6 +70,7 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.decode
 	$(BIN)/python -m bench.curve
 	$(BIN)/python -m bench.families
+	$(BIN)/python -m bench.start
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.priority
 	$(BIN)/python -m bench.submit
