@@ -56,6 +56,7 @@ class CacheBook:
         self.kept.on_drop = lambda copy: self.emit(Drop(copy.number))
         self._pages = PageNumbers()
         self.kept.on_drop_page = self._pages.drop
+        self.saved: set[int] = set()  # numbers of copies beside the store, which stay as well
         self._share = share
         self._max_slots = max_slots
         self._growth = Growth(sizes, max_slots=max_slots, max_columns=max_columns)
@@ -304,7 +305,8 @@ class CacheBook:
             moves, rows = self._pages.shrink(size.pages)
         else:
             self._pages.grow(size.pages)
-        self.emit(Resize(size, min(size.slots, self._size.slots), tuple(moves)))
+        shrinks = self.sizes.storage(size) < self.sizes.storage(self._size)
+        self.emit(Resize(size, min(size.slots, self._size.slots), tuple(moves), shrinks))
         self._size = size
         if rows:
             self.emit(Place(tuple(rows)))

@@ -13,11 +13,12 @@ from worker.layers.cache import Size
 
 class Resize(NamedTuple):
     """Storage of this size. The first `keep` slots keep their content, and so do the first pages;
-    `moves`: pages that are copied to others then."""
+    `moves`: pages that are copied to others then. `shrinks`: it has fewer bytes than before."""
 
     size: Size
     keep: int
     moves: tuple[tuple[int, int], ...] = ()
+    shrinks: bool = False
 
 
 class Place(NamedTuple):

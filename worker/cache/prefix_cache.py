@@ -171,7 +171,8 @@ class PrefixCache:
         """Forget all sequences, and what was kept of them."""
         self._progress.clear()
         pinned = self._store.keep_pinned()
-        self._book.emit(Retain(tuple([copy.number for copy in pinned])))
+        numbers = {copy.number for copy in pinned} | self._book.saved
+        self._book.emit(Retain(tuple(sorted(numbers))))
 
     def close(self) -> None:
         """Keep nothing any more, but in files."""

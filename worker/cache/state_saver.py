@@ -26,16 +26,17 @@ class StateSaver:
         """Keep what is wanted of a slot that has computed the first `end` tokens."""
         count, sizes = len(self._token_ids), self._book.sizes
         if sizes.needs_snapshots and end in (count, count // self.stride * self.stride):
-            state = self._snapshots[end] = self._book.new_copy(sizes.snapshot(end))
+            state = self._snapshots[end] = self._new_copy(sizes.snapshot(end))
             self._book.emit(SaveSnapshot(slot, end, state.number))
         if end == count:
             each = sizes.blocks(BLOCK)
-            self._blocks = [self._book.new_copy(each) for _ in range(0, count, BLOCK)]
+            self._blocks = [self._new_copy(each) for _ in range(0, count, BLOCK)]
             numbers = tuple([state.number for state in self._blocks])
             self._book.emit(SaveBlocks(slot, 0, count, numbers))
 
     def restart(self) -> None:
-        """Begin anew: all kept states were dropped."""
+        """Begin anew: nothing that was kept stays."""
+        self._book.saved -= {state.number for state in self._states()}
         self._blocks, self._snapshots = [], {}
 
     def take(self, copy_of: Callable[[StateRef], Copy | None]) -> PrefixState | None:
@@ -50,6 +51,14 @@ class StateSaver:
 
     def drop(self) -> None:
         """Keep nothing any more."""
-        for state in (*self._blocks, *self._snapshots.values()):
+        for state in self._states():
             self._book.emit(Drop(state.number))
         self.restart()
+
+    def _new_copy(self, nbytes: int) -> StateRef:
+        state = self._book.new_copy(nbytes)
+        self._book.saved.add(state.number)
+        return state
+
+    def _states(self) -> list[StateRef]:
+        return [*self._blocks, *self._snapshots.values()]

@@ -293,7 +293,7 @@ class EngineCore:
                 self.book.leave_room()
                 self.runner.apply(self.book.take_changes())
             except StorageError as error:
-                self._plan_smaller(error)
+                self._free_caches(error)
             except RanksLost:
                 raise
             except BaseException as error:  # one bad sequence must not fail the others
@@ -317,25 +317,13 @@ class EngineCore:
         return self.book.bytes_needed
 
     def give_back(self, nbytes: int) -> None:
-        with self._shrinking():
+        with self.changing():
             self.book.give_back(nbytes)
 
     def trim(self) -> None:
         """Free the memory of the KV cache, unless a sequence uses it."""
-        with self._shrinking():
+        with self.changing():
             self.book.trim()
-
-    @contextmanager
-    def _shrinking(self) -> Iterator[None]:
-        """As `changing`, where the device may have no memory for the smaller copy: then all is
-        freed and computed anew."""
-        try:
-            with self.changing():
-                yield
-        except StorageError as error:
-            fact = first_line(error.__cause__ or error)
-            logger.warning("the KV cache can't shrink: %s; it is freed", fact)
-            self._free_caches(fact)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -344,7 +332,10 @@ class EngineCore:
         self.require_open()
         with self._computing(), self._changes.begin():
             yield
-            self.runner.apply(self.book.take_changes())
+            try:
+                self.runner.apply(self.book.take_changes())
+            except StorageError as error:  # of storage, which the caller may have no part in
+                self._free_caches(error)
 
     @property
     def chat_obstacle(self) -> str | None:
@@ -395,15 +386,15 @@ class EngineCore:
             self.prefix.sessions.add_fetched()
             self.runner.apply(self.book.take_changes())
 
-    def _plan_smaller(self, error: StorageError) -> None:
-        """Compute all sequences anew in less storage than the device had memory for."""
+    def _free_caches(self, error: StorageError) -> None:
+        """Compute all sequences anew, since the device lacks memory: in less storage, if it was for
+        more than there was."""
         fact = first_line(error.__cause__ or error)
-        self.book.resize_failed(error.resize, fact)
-        logger.warning("the KV cache can't grow: %s; it stays smaller until it is empty", fact)
-        self._free_caches(fact)
-
-    def _free_caches(self, fact: str) -> None:
-        """Compute all sequences anew: the device lacks memory, as `fact` says."""
+        if error.resize.shrinks:
+            logger.warning("the KV cache can't shrink: %s; it is freed", fact)
+        else:
+            self.book.resize_failed(error.resize, fact)
+            logger.warning("the KV cache can't grow: %s; it stays smaller until it is empty", fact)
         self._pipeline.forget()
         self._scheduler.isolate(self._scheduler.isolated, JobError("out_of_memory", fact))
         self.runner.apply(self.book.take_changes())

@@ -12,13 +12,14 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from tests.worker.engine.fakes import FakeSequence, make_caches, selected
 from worker import Engine
-from worker.cache.changes import Resize
+from worker.cache.changes import Release, Resize
 from worker.cache.pool import CachePool
 from worker.engine.scheduler import Scheduler
 from worker.engine.slots import Slots
 from worker.kernels.attention import PAGE
 
 GREEDY = Sampling(temperature=0, max_tokens=8, ignore_eos=True)
+SYSTEM = [5 + i % 90 for i in range(200)]
 PROMPTS = [[5 + number] * (20 + number) for number in range(8)]
 
 
@@ -121,3 +122,75 @@ def test_storage_that_cannot_shrink_is_freed(
     memory.cells = 10**6
     assert engine.generate(PROMPTS, GREEDY) == expected
     assert memory.refused == 1
+
+
+class Shrinking:
+    """Once `lacking`, refuses storage that has fewer pages or slots than before; counts how
+    often."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, lacking: bool) -> None:
+        self.lacking, self.refused = lacking, 0
+        execute, sizes = CachePool.execute, dict[CachePool, Any]()
+
+        def limited(pool: CachePool, change: Any) -> None:
+            if isinstance(change, Release):
+                sizes.pop(pool, None)
+            if isinstance(change, Resize):
+                before, size = sizes.get(pool, change.size), change.size
+                fewer = size.pages < before.pages or size.slots < before.slots
+                if self.lacking and fewer:
+                    self.refused += 1
+                    raise torch.OutOfMemoryError("no room")
+                sizes[pool] = size
+            execute(pool, change)
+
+        patch.setattr(CachePool, "execute", limited)
+
+
+@pytest.mark.parametrize("others", ["none", "stream", "cancelled"])
+def test_a_prompt_is_saved_while_storage_cannot_shrink(
+    others: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has made the storage too large, the file is written and streams go on."""
+    plain = load(folder)
+    plain.save_prompt_cache(SYSTEM, tmp_path / "plain")
+    long = Sampling(temperature=0, max_tokens=60, ignore_eos=True)
+    expected = plain.generate([[9] * 20], long)[0].token_ids
+    limit = plain._core.book.bytes_for_one(len(SYSTEM)) * 19 // 10
+    engine = load(folder, cache_bytes=limit)
+    shrinking = Shrinking(monkeypatch, lacking=True)
+    engine.generate([[8] * (len(SYSTEM) - 10)], GREEDY)
+    prompts = {"none": [], "stream": [[9] * 20], "cancelled": [[7] * 30]}[others]
+    streams: list[Any] = [engine.generate_stream(prompt, long) for prompt in prompts]
+    found = [next(stream).id for stream in streams]
+    if others == "cancelled":
+        for stream in streams:
+            stream.close()
+    assert engine.save_prompt_cache(SYSTEM, tmp_path / "f") == len(SYSTEM)
+    assert (tmp_path / "f").read_bytes() == (tmp_path / "plain").read_bytes()
+    if others == "stream":
+        assert [*found, *[token.id for token in streams[0]]] == expected
+    assert len(engine.generate([[6] * 20], GREEDY)[0].token_ids) == 8
+    assert (shrinking.refused > 0) == engine._core.book.sizes.needs_snapshots
+
+
+def test_a_prompt_is_loaded_where_storage_cannot_shrink(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = load(path)
+    plain.save_prompt_cache(SYSTEM, tmp_path / "f")
+    long = Sampling(temperature=0, max_tokens=60, ignore_eos=True)
+    expected = plain.generate([[9] * 20], long)[0].token_ids
+    engine = load(path, cache_bytes=plain._core.book.bytes_for_one(400) * 7 // 4)
+    shrinking = Shrinking(monkeypatch, lacking=False)
+    engine.generate([[8 + number] * 300 for number in range(3)], GREEDY)
+    stream = engine.generate_stream([9] * 20, long)
+    found = [next(stream).id]
+    shrinking.lacking = True
+    assert engine.load_prompt_cache(tmp_path / "f") == len(SYSTEM)
+    assert shrinking.refused == 1
+    found += [token.id for token in stream]
+    assert found == expected
+    before = engine._core.prefix.cached_tokens
+    engine.generate([[*SYSTEM, 7]], GREEDY)
+    assert engine._core.prefix.cached_tokens - before == len(SYSTEM)
