@@ -11,6 +11,7 @@ import os
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -82,9 +83,10 @@ class StateDir:
         self._lock = threading.Lock()  # held to read and to change what is known of the folder
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(folder / f".{os.getpid()}{PARTIAL}", "wb"):
+            probe = folder / f".{uuid.uuid4().hex}{PARTIAL}"  # in containers, all have one pid
+            with open(probe, "xb"):
                 pass
-            (folder / f".{os.getpid()}{PARTIAL}").unlink()
+            probe.unlink()
         except OSError as error:
             raise invalid(
                 f"the state folder {folder} can't be written: {error.strerror}; give another one",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -221,9 +222,10 @@ def write_state(path: Path, origin: Origin, layout: StateLayout, state: PrefixSt
         tensors += layout.snapshot(end)
     header = _header(origin, state.token_ids, ends, tensors, NO_CRC)
     crc = zlib.crc32(header)
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    # In containers, all workers that share a folder have one pid.
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
     try:
-        with open(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with open(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(header)
             for values in _values(state, ends):
                 data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data

@@ -16,6 +16,7 @@ import torch
 from jobs.api.answer import ChatCompletion
 from jobs.errors import JobError
 from tests.worker.engine.stateful import QUESTION, ask, cached, files, make
+from worker import Engine
 from worker.cache import state_file
 from worker.cache.state_dir import StateDir
 from worker.cache.state_file import StateFile
@@ -150,6 +151,51 @@ def test_files_that_never_became_complete_are_deleted(path: Path, tmp_path: Path
     os.utime(old, (0, 0))
     make(path, tmp_path).close()
     assert [*tmp_path.iterdir()] == [new]
+
+
+def test_containers_with_one_pid_start_in_a_folder_at_once(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    others: list[Engine] = []
+
+    unlink = Path.unlink
+
+    def unlinked(name: Path) -> None:
+        monkeypatch.setattr(Path, "unlink", unlink)
+        others.append(make(path, tmp_path))
+        name.unlink()
+
+    monkeypatch.setattr(Path, "unlink", unlinked)
+    first = make(path, tmp_path)
+    for engine in (first, *others):
+        engine.close()
+    assert len(others) == 1 and [*tmp_path.iterdir()] == []
+
+
+def test_containers_with_one_pid_write_the_state_of_a_session_at_once(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file is that of the one that ends last, and whole."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    first, second = make(path, tmp_path), make(path, tmp_path)
+    answer = ask(first, QUESTION).text
+    ask(second, QUESTION, answer, "and then?")
+    fsync = os.fsync
+
+    def written(file: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        second.close()
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", written)
+    first.close()
+    (file,) = tmp_path.iterdir()
+    assert caplog.text == ""
+    third = make(path, tmp_path)
+    assert cached(ask(third, QUESTION, answer, "and then?", session=None)) > 64
+    assert [*tmp_path.iterdir()] == [file]
+    third.close()
 
 
 class Disk(io.BytesIO):
