@@ -110,6 +110,22 @@ def test_a_worker_whose_loop_hangs_ends(site: Site) -> None:
     assert job.status().value == "started"
 
 
+def test_a_worker_that_was_suspended_for_longer_than_a_hang_goes_on(site: Site) -> None:
+    """The time in which its loop could not run is no hang, nor is what it did before."""
+    slow = site.submit(slow=9)
+    worker = site.worker(hang_seconds=6.0)
+    wait_until(lambda: "a slow start" in worker.output)
+    time.sleep(2.0)
+    worker.freeze()
+    time.sleep(5.0)  # 7 s without a round of the loop
+    worker.thaw()
+    wait_until(lambda: slow.status().over or not worker.alive)
+    assert worker.alive, worker.output
+    assert site.submit().result(timeout=PATIENCE).text
+    assert worker.stop() == 0
+    assert "made no progress" not in worker.output
+
+
 def test_a_worker_in_which_foreign_code_blocks_python_ends(site: Site) -> None:
     site.submit(block=3600)
     worker = site.worker(hang_seconds=2.0)

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 3
 EXIT_HUNG = 70  # EX_SOFTWARE of sysexits.h
+# Of one round of the keeper, whose wait and whose renewal each take a third of one: the process was
+# suspended, or the interpreter was blocked, if a round takes longer.
+LONGEST_ROUND_LEASES = 2.0
 # Hang limits without one renewal, after which the interpreter itself hangs: while the worker
 # serves, and while it stops, since it would not receive a second signal.
 BLOCKED_LIMITS = 2.0
@@ -60,11 +63,15 @@ class LeaseKeeper:
 
     def _loop(self) -> None:
         fails = False
+        begun = time.monotonic()
         try:
             while not self._stopped:
                 limits = BLOCKED_LIMITS_STOPPING if self._stopping else BLOCKED_LIMITS
                 _end_if_blocked(limits * self._hang_seconds)
-                reason = self._watchdog.hang(time.monotonic())
+                last, begun = begun, time.monotonic()
+                if begun - last > LONGEST_ROUND_LEASES * self._lease_seconds:
+                    self._watchdog.restart(begun)
+                reason = self._watchdog.hang(begun)
                 if reason is not None:
                     _leave_process(reason)
                 try:

@@ -23,6 +23,11 @@ class Watchdog:
         """The loop runs."""
         self._touched_at = time.monotonic()
 
+    def restart(self, now: float) -> None:
+        """Count from the monotonic time `now`: before it, nothing in this process could run, as
+        while it was suspended (SIGSTOP, `docker pause`)."""
+        self._progress_at = self._touched_at = now
+
     def round_seconds(self, now: float) -> float:
         """Seconds since the loop has begun its round, at the monotonic time `now`."""
         return now - self._touched_at

@@ -92,6 +92,14 @@ def test_a_loop_that_stands_still_hangs(engine: Engine, watchdog: Watchdog) -> N
     assert watchdog.hang(time.monotonic()) is None
 
 
+def test_time_in_which_nothing_could_run_does_not_count(engine: Engine, watchdog: Watchdog) -> None:
+    start = time.monotonic()
+    assert watchdog.hang(start) is None
+    watchdog.restart(start + 1000)
+    assert watchdog.hang(start + 1009) is None
+    assert watchdog.hang(start + 1011) is not None
+
+
 def test_a_dead_engine_is_an_error(engine: Engine, watchdog: Watchdog) -> None:
     engine.state = replace(engine.state, alive=False, error="out of memory")
     assert not hangs(watchdog, time.monotonic() + 1000)  # its jobs can be returned
