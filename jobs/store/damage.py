@@ -100,6 +100,11 @@ class Unwritable(redis.ResponseError):
     few replicas are connected (NOREPLICAS)."""
 
 
+class Busy(redis.ConnectionError):
+    """Redis runs a script of another program for so long that it refuses all other commands (BUSY).
+    It is as good as away: whoever waits through an outage waits through this."""
+
+
 class Reports:
     """Logs each damaged value once, until it is gone or has changed."""
 
@@ -118,10 +123,13 @@ class Reports:
 
 def classified(error: Exception) -> Exception:
     """An error in a reply of Redis: Damaged if it is about values, Unwritable if Redis refuses all
-    writes. The only place that decides so: connections pass all errors through it as they parse a
-    reply, also those inside the reply of a script or a transaction."""
+    writes, Busy if it refuses all commands. The only place that decides so: connections pass all
+    errors through it as they parse a reply, also those inside the reply of a script or a
+    transaction."""
     if type(error) is not redis.ResponseError:
         return error
+    if str(error).startswith("BUSY "):  # not BUSYGROUP or BUSYKEY
+        return Busy(str(error))
     refuses_writes = str(error).startswith(("MISCONF", "NOREPLICAS"))
     return Unwritable(str(error)) if refuses_writes else Damaged(str(error))
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import redis
 from click.testing import CliRunner
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from jobs import Client, JobError, keys
+from jobs import ChatCompletion, Client, JobError, keys
 from jobs.cli import build
 from jobs.embedded import EmbeddedRedis
 from jobs.operations import CHAT
@@ -69,6 +71,64 @@ def test_an_outage_is_no_death(site: Site, server: EmbeddedRedis, kind: str) -> 
         assert "does not renew its lease" not in worker.output
         assert kind == "silence" or "Redis fails (" in worker.output
         assert "Traceback" not in worker.output
+
+
+@contextmanager
+def busy_script(site: Site, server: EmbeddedRedis) -> Iterator[None]:
+    """Another program's script blocks Redis, which refuses all commands meanwhile."""
+    with site.settings(**{"busy-reply-threshold": "100"}):
+        blocked = threading.Thread(target=_run_for_ever, args=(server.url,))
+        blocked.start()
+        with redis.Redis.from_url(server.url) as other:
+            wait_until(lambda: _is_refused(other))
+            try:
+                yield
+            finally:
+                other.script_kill()
+                blocked.join()
+
+
+def _run_for_ever(url: str) -> None:
+    with redis.Redis.from_url(url) as other, suppress(redis.ResponseError):
+        other.eval("while true do end", 0)
+
+
+def _is_refused(client: redis.Redis) -> bool:
+    try:
+        client.ping()
+    except redis.ResponseError as error:
+        return str(error).startswith("BUSY ")
+    return False
+
+
+def test_a_script_of_another_program_that_blocks_redis_is_an_outage(
+    site: Site, server: EmbeddedRedis
+) -> None:
+    """It fails no job, and no wait for one."""
+    worker = site.worker(delay=0.02)
+    jobs = site.submit_many(["a", "b"], words=20)
+    wait_until(lambda: jobs[0].status().value == "started")
+    found: list[ChatCompletion] = []
+    with busy_script(site, server):
+        waits = [
+            threading.Thread(target=lambda one=one: found.append(one.result(timeout=PATIENCE)))
+            for one in jobs
+        ]
+        for wait in waits:
+            wait.start()
+        time.sleep(3.0)
+        with pytest.raises(
+            JobError, match=r"Redis at .* is blocked: BUSY .*SCRIPT KILL"
+        ) as failure:
+            site.submit()
+        assert failure.value.code == "unavailable"
+    for wait in waits:
+        wait.join()
+    assert len(found) == 2
+    assert worker.stop() == 0
+    site.assert_settled(jobs)
+    assert "Redis fails (BUSY " in worker.output
+    assert "Traceback" not in worker.output and "claiming jobs fails" not in worker.output
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from jobs.errors import JobError, failure_of
 from jobs.sizes import size_text
 from jobs.store.claimed_job import ClaimedJob, Lease
 from jobs.store.connection.transport import Demoted
-from jobs.store.damage import Damaged, Unwritable
+from jobs.store.damage import Busy, Damaged, Unwritable
 from jobs.store.job_store import JobStore
 from jobs.store.settlement import Settlement
 from worker.backend import Assembly, Backend, MachineError, Outcome, TooLong
@@ -254,12 +254,12 @@ class Attempts:
     def _settle_alone(self, settlement: Settlement) -> bool | redis.RedisError:
         """Whether the lease was held; the error of a settlement that Redis refuses, or that ends
         the connection twice while Redis replies to others. Raises redis.RedisError if any
-        settlement would fail: Redis does not reply, takes no writes, or fails over."""
+        settlement would fail: Redis does not reply, takes no writes, is blocked, or fails over."""
         for is_last in (False, True):
             try:
                 (held,) = self._store.settle([settlement])
                 return held
-            except (Unwritable, Demoted, MasterNotFoundError):
+            except (Unwritable, Busy, Demoted, MasterNotFoundError):
                 raise
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 self._store.ping()  # Redis may have come back in this moment

@@ -29,7 +29,7 @@ from jobs.errors import JobError, invalid
 from jobs.store.connection import transport
 from jobs.store.connection.sentinel import SentinelURL
 from jobs.store.connection.url import NO_CLUSTER, bad_url, check_url
-from jobs.store.damage import Damaged, Unwritable
+from jobs.store.damage import Busy, Damaged, Unwritable
 
 URL_VARIABLE = "CHATJOBS_REDIS_URL"
 DEFAULT_URL = "redis://localhost:6379/0"
@@ -90,6 +90,10 @@ _PROTECTED = (
 )
 _FEW_REPLICAS = "connect as many replicas as its min-replicas-to-write says"
 _CANT_SAVE = "make its disk writable, such as by freeing room there"
+_BLOCKED = (
+    "; wait for the script of another program, or end it (redis-cli SCRIPT KILL) if it has not "
+    "written yet"
+)
 _NO_LOGIN = "; give the user and the password in the URL: redis://user:password@host:port/db"
 
 
@@ -182,6 +186,8 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
     if _cause(error, socket.gaierror):
         reason = "the name of the host can't be resolved: check it in the Redis URL"
         return JobError("unavailable", f"can't reach Redis at {server}: {reason}")
+    if isinstance(error, Busy):
+        return JobError("unavailable", f"Redis at {server} is blocked: {reason}{_BLOCKED}")
     if isinstance(error, redis.InvalidResponse) or any(sign in reason for sign in _SIGNS_OF_TLS):
         hint = "" if uses_tls(client) else _MAYBE_TLS
         return JobError("unavailable", f"can't talk with Redis at {server}: {reason}{hint}")

@@ -14,7 +14,7 @@ from jobs.api.answer import ChoiceLogprobs, TokenLogprob, TopLogprob
 from jobs.api.params import RequestFields
 from jobs.operations import CHAT
 from jobs.store.connection.transport import Demoted
-from jobs.store.damage import Unwritable
+from jobs.store.damage import Busy, Unwritable
 from jobs.store.job_end import Settler
 from jobs.store.job_store import JobStore
 from jobs.store.limits import DEFAULTS, set_limit
@@ -176,7 +176,9 @@ def test_an_answer_does_not_fail_if_redis_goes_away_again_while_it_is_settled(
 
 
 @pytest.mark.parametrize(
-    "error", [Demoted(), MasterNotFoundError("none"), Unwritable("NOREPLICAS")], ids=repr
+    "error",
+    [Demoted(), MasterNotFoundError("none"), Unwritable("NOREPLICAS"), Busy("BUSY")],
+    ids=repr,
 )
 def test_an_answer_does_not_fail_during_a_failover(
     site: Site, monkeypatch: pytest.MonkeyPatch, error: redis.RedisError
