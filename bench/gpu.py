@@ -42,7 +42,7 @@ from bench.gpu_models import (
     our_engine,
     their_model,
 )
-from bench.gpu_traffic import Traffic, serve, serve_by_transformers, start, stop
+from bench.gpu_traffic import Traffic, serve, serve_by_transformers, start, step_until_drawn, stop
 from bench.harness import environment, median, report, seconds
 from bench.shapes import QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B
 from jobs.api.sampling import Sampling
@@ -270,12 +270,17 @@ def _beside_traffic(rows: list[dict[str, Any]], rate: float | None) -> None:
 
 def _our_decode(engine: Engine, prompts: list[list[int]]) -> float:
     options = Sampling(temperature=0, max_tokens=200, ignore_eos=True)
-    sequences = start(engine, prompts, [options] * len(prompts))
-    while not all(len(one.output_ids) >= 2 for one in sequences):
-        engine.step()
-    taken = seconds(lambda: [engine.step() for _ in range(DECODED)])
-    stop(engine, sequences)
-    return len(prompts) * DECODED / taken
+    core, sequences = engine._core, start(engine, prompts, [options] * len(prompts))
+    try:
+        step_until_drawn(engine, sequences, 2)
+        before = core.tokens_generated
+        taken = seconds(lambda: [engine.step() for _ in range(DECODED)])
+        made = core.tokens_generated - before
+        if sequences.error is not None:
+            raise sequences.error
+        return made / taken
+    finally:
+        stop(engine, sequences)
 
 
 def _their_decode(generate: Generate, prompts: list[list[int]]) -> float:

@@ -14,8 +14,9 @@ from typing import Any
 
 from bench.harness import seconds
 from jobs.api.sampling import Sampling
+from jobs.errors import JobError
 from worker import Engine
-from worker.engine.sequence import Sequence
+from worker.engine.sequence import Sequence, TokenEvent
 
 REQUESTS, LONGEST, SHORTEST = 256, 1024, 100
 TEMPERATURE = 0.6
@@ -50,15 +51,34 @@ class Traffic:
         )
 
 
-def start(engine: Engine, prompts: list[list[int]], options: list[Sampling]) -> list[Sequence]:
-    """Add sequences to the engine, which nobody listens to."""
-    core = engine._core
-    sequences = [
-        engine._sequence(prompt, core.sampling_params(one, prompt), 0, lambda event: None)
-        for prompt, one in zip(prompts, options, strict=True)
-    ]
+class Started(list[Sequence]):
+    """Sequences that were added to an engine, and the error of the first one that has failed."""
+
+    error: JobError | None = None
+
+    def listen(self, event: TokenEvent) -> None:
+        self.error = self.error or event.error
+
+
+def start(engine: Engine, prompts: list[list[int]], options: list[Sampling]) -> Started:
+    """Add sequences to the engine."""
+    core, sequences = engine._core, Started()
+    for prompt, one in zip(prompts, options, strict=True):
+        params = core.sampling_params(one, prompt)
+        sequences.append(engine._sequence(prompt, params, 0, sequences.listen))
     core.add(sequences)
     return sequences
+
+
+def step_until_drawn(engine: Engine, sequences: Started, tokens: int) -> None:
+    """Step until all sequences have drawn some tokens, and none has ended. Raises JobError if one
+    ends: it failed, or others wait for the memory of its cache."""
+    while not all(len(one.output_ids) >= tokens for one in sequences):
+        engine.step()
+        if any(one.ended for one in sequences):
+            raise sequences.error or JobError(
+                "out_of_memory", f"the cache has no room for {len(sequences)} sequences"
+            )
 
 
 def stop(engine: Engine, sequences: list[Sequence]) -> None:
