@@ -25,6 +25,9 @@ CPU_CACHE_SHARE = 0.25  # of the memory that is free after loading
 CUDA_CACHE_SHARE = 0.85
 SMALL_BYTES = 64 * 2**20  # models with smaller weights compute on one thread
 CGROUP = Path("/sys/fs/cgroup")
+# NVIDIA's oldest driver for each CUDA version: the compatibility of minor versions in CUDA's
+# release notes.
+DRIVERS = {"12": 525, "13": 580}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +208,10 @@ def choose_device(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     # torch takes an index modulo 256: cuda:256 is cuda:0.
     if device.type != "cuda" or str(device) != name or (device.index or 0) >= count:
-        raise invalid(f"device '{name}' is not available; possible: auto, {_possible()}", "device")
+        why = f": {_gpus_found(count)}" if device.type == "cuda" else ""
+        raise invalid(
+            f"device '{name}' is not available{why}; possible: auto, {_possible()}", "device"
+        )
     return torch.device("cuda", device.index or 0)
 
 
@@ -327,6 +333,28 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _possible() -> str:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return ", ".join(["cpu", *(f"cuda:{index}" for index in range(count))])
+
+
+def _gpus_found(count: int) -> str:
+    """A clause: how many GPUs torch finds, and if there are none, why and what to do."""
+    version = torch.version.cuda
+    if version is None:
+        return (
+            f"torch {torch.__version__} is built without CUDA, so install one with it: pip install "
+            "--force-reinstall torch --index-url https://pypi.org/simple"
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    among = "" if visible is None else f" in CUDA_VISIBLE_DEVICES={visible}"
+    if count:
+        return f"torch finds {count} GPU{'s' * (count > 1)}{among}"
+    driver = DRIVERS.get(version.partition(".")[0])
+    needs = "" if driver is None else f", which needs NVIDIA's driver {driver} or newer,"
+    try:
+        torch.cuda.init()
+        reason = ""
+    except Exception as error:  # of several types
+        reason = f" ({' '.join(str(error).split()).rstrip('.')})"
+    return f"torch {torch.__version__} for CUDA {version}{needs} finds no GPU{among}{reason}"
 
 
 def _cuda_bf16(device: torch.device) -> bool:

@@ -146,7 +146,7 @@ def test_a_step_that_lacks_memory_runs_its_sequences_one_at_a_time(
 def test_a_device_beyond_the_last_one_is_refused() -> None:
     count = torch.cuda.device_count()
     for index in (count, 128, 256):  # torch takes an index modulo 256
-        with pytest.raises(JobError, match=f"'cuda:{index}' is not available; .*cuda:{count - 1}"):
+        with pytest.raises(JobError, match=f"'cuda:{index}' is not available: .*cuda:{count - 1}"):
             choose_device(f"cuda:{index}")
 
 

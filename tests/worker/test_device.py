@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +147,54 @@ def test_a_device_that_is_absent_is_refused_with_those_there_are(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.version, "cuda", "13.0" if count else None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = "torch finds 2 GPUs" if count else f"torch {torch.__version__} is built without CUDA"
+    why = re.escape(f": {found}") + ".*" if name.startswith("cuda") else ""
     there = "auto, cpu" + ", cuda:0, cuda:1" * (count > 0)
     with pytest.raises(JobError) as caught:
         choose_device(name)
-    assert caught.value.message == f"device '{name}' is not available; possible: {there}"
+    sentence = f"device '{name}' is not available{why}; possible: {there}"
+    assert re.fullmatch(sentence, caught.value.message)
     if count:
         assert choose_device("cuda") == choose_device("auto") == torch.device("cuda", 0)
         assert choose_device("cuda:1") == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "needs"),
+    [("13.0", ", which needs NVIDIA's driver 580 or newer,"), ("99.1", "")],
+)
+@pytest.mark.parametrize(
+    ("visible", "among"),
+    [(None, ""), ("", " in CUDA_VISIBLE_DEVICES="), ("3,4", " in CUDA_VISIBLE_DEVICES=3,4")],
+)
+def test_a_gpu_that_torch_does_not_find_is_refused_with_the_cause(
+    cuda: str, needs: str, visible: str | None, among: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a driver that is too old for the CUDA version of torch."""
+
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old\n(found version 12080).")
+
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(JobError) as caught:
+        choose_device("cuda:0")
+    assert caught.value.message == (
+        f"device 'cuda:0' is not available: torch {torch.__version__} for CUDA {cuda}{needs} finds "
+        f"no GPU{among} (The NVIDIA driver on your system is too old (found version 12080)); "
+        "possible: auto, cpu"
+    )
+
+
+def test_the_warning_of_torch_about_an_old_driver_fails_no_test() -> None:
+    """The filters of pytest (pyproject.toml): each other warning does."""
+    text = "CUDA initialization: The NVIDIA driver on your system is too old (found version 12080)."
+    warnings.warn(text, UserWarning, stacklevel=1)
+    with pytest.raises(UserWarning):
+        warnings.warn("another", UserWarning, stacklevel=1)
