@@ -89,7 +89,7 @@ class ServingCheck:
         self._redis = redis
         self._lock = threading.Lock()
         self._next_read = 0.0
-        self._workers = WorkerStatuses([], [], [])
+        self._workers = WorkerStatuses([], [], [], [])
         self._warned: set[tuple[str, str]] = set()
 
     def warn(self, jobs: Iterable[tuple[str, str]]) -> None:

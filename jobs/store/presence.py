@@ -26,7 +26,7 @@ from jobs.store.workers import worker_key
 BIRTH = lua.load("jobs.store", "register")
 REPORT = lua.load("jobs.store", "report")
 
-STATUS_LEASES = 0.5  # a status that is older is that of a worker that is gone
+STATUS_LEASES = 0.5  # that a status holds, unless the lease is renewed: it ends before the lease
 
 
 class BirthKeys(NamedTuple):

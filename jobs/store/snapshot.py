@@ -48,7 +48,7 @@ def read_snapshot(redis: Redis, host: str | None = None) -> Snapshot:
     """Read all of it; `host`: see Snapshot. Raises redis.RedisError."""
     damaged = find_damage(redis)
     wrong = {one.key for one in damaged}
-    workers = WorkerStatuses([], [], []) if keys.WORKERS in wrong else read_statuses(redis)
+    workers = WorkerStatuses([], [], [], []) if keys.WORKERS in wrong else read_statuses(redis)
     recorders = [] if keys.RECORDERS in wrong else read_recorders(redis, damaged)
     queues = [] if QUEUES_KEY in wrong else read_queues(redis)
     rows = Unwritten({}) if keys.OUTBOXES in wrong else read_unwritten(redis)

@@ -28,6 +28,8 @@ from jobs.store.connection.protocol import Commands, Steps, command, retry
 from jobs.store.damage import Damage
 
 Status = TypeVar("Status")
+MAX_LEASE = 2**53  # milliseconds, of a score in the set of workers: larger ones are not exact
+
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -177,6 +179,9 @@ class WorkerStatuses(NamedTuple):
     running: list[WorkerStatus]
     loading: list[WorkerStatus]  # those that serve nothing yet, since they load their models
     damaged: list[Damage]  # what no worker has written
+    # Names of those that publish nothing now, so that they may serve anything: they live, but have
+    # not come to publish it, as after an outage, or they have died, and are soon removed.
+    silent: list[str]
 
     @property
     def served(self) -> set[str]:
@@ -212,14 +217,22 @@ class WorkerStatuses(NamedTuple):
             for name in set(one["names"]).difference(one.get("closed", []))
         }
 
-    def able(self, other_than: str) -> set[str]:
-        """The names of the models that other workers serve and can load."""
+    def able(self, other_than: str) -> set[str] | None:
+        """The names of the models that other workers serve and can load; None if one of them does
+        not say now what it serves."""
+        if self.silent_ones(other_than):
+            return None
         return {
             name
             for one in self.running
             if one["name"] != other_than
             for name in set(one["names"]).difference(one.get("failing", []))
         }
+
+    def silent_ones(self, other_than: str) -> list[str]:
+        """The names of the other workers that publish nothing now. Nothing may be decided for good
+        from what they do not say."""
+        return [name for name in self.silent if name != other_than]
 
     def contexts(self, model: str, func: str) -> dict[str, int]:
         """The tokens that a sequence of a model may have, by the names of the running workers that
@@ -254,21 +267,26 @@ def read_statuses(redis: Redis) -> WorkerStatuses:
 
 def statuses_as_steps(deadline: float | None = None) -> Steps[WorkerStatuses]:
     """`read_statuses` as steps. An outage is waited out until `deadline`."""
-    members = yield from retry(command("zrange", keys.WORKERS, 0, -1), deadline)
-    found = WorkerStatuses([], [], [])
-    names: list[str] = []
-    for member in sorted(members):
+    members = yield from retry(command("zrange", keys.WORKERS, 0, -1, withscores=True), deadline)
+    found = WorkerStatuses([], [], [], [])
+    leases: dict[str, float] = {}
+    for member, lease in sorted(members):
         try:
-            names.append(keys.worker(member.decode()))
+            leases[member.decode()] = lease
         except UnicodeDecodeError:
             problem = f"has the member {member!r}, which is no name of a worker"
             found.damaged.append(Damage(keys.WORKERS, problem, "remove it (ZREM)"))
+    names = [keys.worker(name) for name in leases]
     values = (yield from retry(command("mget", names), deadline)) if names else []
-    for name, value in zip(names, values, strict=True):
-        status = None if value is None else WORKER.decode(name, value)
+    for (name, lease), value in zip(leases.items(), values, strict=True):
+        if value is None:
+            if abs(lease) <= MAX_LEASE:
+                found.silent.append(name)
+            continue
+        status = WORKER.decode(keys.worker(name), value)
         if isinstance(status, Damage):
             found.damaged.append(status)
-        elif status is not None:
+        else:
             (found.loading if status.get("loading") else found.running).append(status)
     return found
 

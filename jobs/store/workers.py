@@ -19,17 +19,17 @@ from rq.worker import BaseWorker
 from jobs import keys, lua
 from jobs.store.connection.connect import connect
 from jobs.store.damage import Damage, Reports, wrong_types
+from jobs.store.worker_status import MAX_LEASE
 
 RENEW = lua.load("jobs.store", "renew")
 LEAVE = lua.load("jobs.store", "leave")
 ELECT = lua.load("jobs.store", "elect")
 
-MAX_LEASE = 2**53  # milliseconds: larger scores are not exact
-
 
 class RenewKeys(NamedTuple):
     workers: str
     stopping: str
+    status: str
 
 
 class RenewArgs(NamedTuple):
@@ -102,9 +102,10 @@ class Workers:
         self._reports = Reports()
 
     def renew(self, seconds: float, *, stopping: bool) -> None:
-        """Extend the lease to `seconds` from now. `stopping`: announce the worker's end."""
+        """Extend the lease to `seconds` from now, and keep the status as long. `stopping`: announce
+        the worker's end."""
         self._renew(
-            keys=RenewKeys(keys.WORKERS, keys.STOPPING),
+            keys=RenewKeys(keys.WORKERS, keys.STOPPING, keys.worker(self.name)),
             args=RenewArgs(self.name, int(seconds * 1000), int(stopping)),
         )
 

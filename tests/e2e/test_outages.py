@@ -19,6 +19,7 @@ from jobs import ChatCompletion, Client, JobError, keys
 from jobs.cli import build
 from jobs.embedded import EmbeddedRedis
 from jobs.operations import CHAT
+from jobs.store.worker_status import read_statuses
 from tests.worker.site import PATIENCE, Site, WorkerProcess, wait_until
 
 LEASE_SECONDS = 2.5  # longer than a busy machine stops a worker
@@ -185,6 +186,24 @@ def test_a_death_during_an_outage_is_found(site: Site, server: EmbeddedRedis) ->
     wait_until(lambda: site.redis.llen("rq:queue:chat:fake") == 1)
     assert site.hash(job)["chatjobs_lost"] == "1"
     assert other.alive
+
+
+def test_a_long_job_waits_for_its_worker_that_comes_back_later(
+    site: Site, server: EmbeddedRedis
+) -> None:
+    options = {"lease_seconds": LEASE_SECONDS}
+    site.worker(context=64, **options)
+    longer = site.worker(context=512, **options)
+    wait_until(lambda: len(read_statuses(site.redis).contexts("fake", CHAT.func)) == 2)
+    longer.freeze()
+    first = site.submit("word " * 100)
+    wait_until(lambda: "chatjobs_longer" in site.hash(first))
+    restart(server)  # leases and statuses have run out; only the short worker can renew its own
+    second = site.submit("word " * 100)
+    wait_until(lambda: "chatjobs_longer" in site.hash(second))
+    longer.thaw()
+    for job in (first, second):
+        assert job.result(timeout=PATIENCE).choices[0].finish_reason == "stop"
 
 
 def test_a_policy_that_evicts_stops_workers_and_submits(site: Site) -> None:

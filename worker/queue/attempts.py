@@ -279,18 +279,20 @@ class Attempts:
             return self._settlements.for_error(attempt.claimed, reason)
 
     def _leave_to_longer(self) -> None:
-        """Return the jobs that are too long for this worker for workers with a longer context.
-        Without one, a job fails, and its error names the longest context there is."""
+        """Return the jobs that are too long for this worker for workers with a longer context, or
+        for one that may have it. Without one, a job fails, and its error names the longest context
+        there is."""
         found = [one for one in self._ended if isinstance(one.error, TooLong) and not one.generated]
         if not found:
             return
         workers = self._store.workers()  # one read for all jobs of a round
+        silent = workers.silent_ones(self._settlements.worker)
         for attempt in found:
             error, model = attempt.error, keys.model_of(attempt.lease.queue)
             assert isinstance(error, TooLong)
             contexts = workers.contexts(model, attempt.operation.func)
             own = contexts.pop(self._settlements.worker, 0)
-            able = [name for name, tokens in contexts.items() if tokens >= error.tokens]
+            able = [name for name, tokens in contexts.items() if tokens >= error.tokens] or silent
             if able:
                 self._store.leases.leave_to(attempt.lease, able[0], error.tokens)
                 self._forget(attempt)

@@ -35,8 +35,9 @@ class Elsewhere(Protocol):
     def ready(self) -> set[str]:
         """The models that another worker has in memory, by all their names."""
 
-    def able(self) -> set[str]:
-        """The models that another worker serves and whose loads have not failed there."""
+    def able(self) -> set[str] | None:
+        """The models that another worker serves and whose loads have not failed there; None if that
+        is not known now."""
 
     def lease(self, model: str) -> bool:
         """True if no other worker brings this model in: this one does, for some seconds."""
@@ -208,7 +209,10 @@ class PlanExecutor:
         logger.error("loading %s failed: %s (again in %.0f s)", name, error.message, pause)
         self._take_lease_of(None, now)  # another worker may try it
         names = self._models[name].names
-        if history.failures >= FAILED_LOADS and names.isdisjoint(self._elsewhere.able()):
+        if history.failures < FAILED_LOADS:
+            return
+        able = self._elsewhere.able()
+        if able is not None and names.isdisjoint(able):
             self._served.refuse(name, error)
             self._on_ready()
 

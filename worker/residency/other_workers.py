@@ -17,7 +17,7 @@ class OtherWorkers:
     def ready(self) -> set[str]:
         return read_statuses(self._redis).ready(self._workers.name)
 
-    def able(self) -> set[str]:
+    def able(self) -> set[str] | None:
         return read_statuses(self._redis).able(self._workers.name)
 
     def lease(self, model: str) -> bool:

@@ -3,9 +3,9 @@
 --
 -- The field chatjobs_longer of a job is '<tokens> <worker>': a worker has found that the job needs a context
 -- of so many tokens, and has returned it for that worker, which has such a context. Any worker with such a
--- context takes it. The others leave it as long as that worker publishes such a context for the model: a
--- status expires soon after its worker has died. Then one of them takes the job, looks for another
--- worker, and fails it if there is none.
+-- context takes it. The others leave it as long as that worker publishes such a context for the model, or is there
+-- and publishes nothing: what it has is not known then. A worker that has died is removed. Then one of them
+-- takes the job, looks for another worker, and fails it if there is none.
 --
 -- Atomic as part of the script that calls these functions.
 local LOOK_AGAIN_MS = 1000
@@ -29,7 +29,8 @@ local function longer_contexts()
     local name = string.gsub(name_of(queue), ' worker%.tasks%.[a-z_]+$', '')
     local model = string.match(name, '^%a+:(.+)$')
     local its = model and published(worker, 'contexts', model)
-    if type(its) ~= 'number' or its < tokens then return false end
+    local has_it = type(its) == 'number' and its >= tokens
+    if not has_it and not is_silent(worker) then return false end
     self.left_ms = LOOK_AGAIN_MS
     return true
   end

@@ -15,7 +15,7 @@ from jobs.api.params import RequestFields
 from jobs.cli import build
 from jobs.client import serving
 from jobs.errors import InvalidRequest
-from jobs.store.worker_status import WorkerStatus
+from jobs.store.worker_status import WorkerStatus, read_statuses
 from tests.jobs.conftest import STATUS, publish_worker
 
 REQUEST: RequestFields = {"model": "other", "messages": [{"role": "user", "content": "hi"}]}
@@ -103,6 +103,14 @@ def test_a_template_is_taken_if_all_workers_of_its_model_take_one(
         assert "--trust-request-chat-template" in caught.value.message
         with pytest.raises(InvalidRequest, match=r"request 1: chat_template: .* 2 of 3 requests"):
             client.submit_many([REQUEST, brings, REQUEST])
+
+
+def test_what_a_worker_serves_that_publishes_nothing_is_not_known(client: Client) -> None:
+    publish_worker(client, "demo")
+    client.redis.zadd(keys.WORKERS, {"odd": 1e300})  # of no worker, so that nobody removes it
+    found = read_statuses(client.redis)
+    assert found.silent == ["dead"]
+    assert (found.able("w1"), found.able("dead")) == (None, {"demo"})
 
 
 def test_asyncio_warns_in_the_line_of_the_caller(client: Client, redis_url: str) -> None:

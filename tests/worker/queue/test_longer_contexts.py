@@ -78,6 +78,16 @@ def test_a_worker_that_no_longer_has_the_context_holds_no_job(site: Site, status
     assert short(store(site, "a")) == [job.id]
 
 
+def test_a_worker_that_publishes_nothing_now_holds_it_until_it_is_removed(site: Site) -> None:
+    job = site.submit()
+    leave(site, job)
+    site.redis.zadd(keys.WORKERS, {"b": 1})  # a lease that has run out: Redis was away
+    site.redis.delete(keys.worker("b"))
+    assert store(site, "a").claim(lambda *_: 8, SHORT) == ([], 1.0)
+    site.redis.zrem(keys.WORKERS, "b")
+    assert short(store(site, "a")) == [job.id]
+
+
 @pytest.mark.parametrize("value", ["", "x", "200", "-5 b", "1e300 b", "nan b", "99 b", "200 z"])
 def test_a_foreign_value_holds_no_job(site: Site, value: str) -> None:
     job = site.submit()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs import JobError
+from jobs import JobError, keys
 from jobs.client.job import Job
 from jobs.operations import CHAT
 from jobs.store.worker_status import read_statuses, read_workers
@@ -68,16 +68,40 @@ def test_long_jobs_end_at_the_worker_with_the_longer_context(site: Site, priorit
 def test_the_short_worker_leaves_what_it_claims_and_fails_it_when_the_longer_one_dies(
     site: Site,
 ) -> None:
-    start(site, SHORT, lease_seconds=30.0)
-    long = start(site, LONG, lease_seconds=30.0)
+    start(site, SHORT, lease_seconds=6.0)
+    long = start(site, LONG, lease_seconds=6.0)
     wait_for_contexts(site, SHORT, LONG)
-    long.freeze()  # it claims nothing, and its status holds for some seconds
+    long.freeze()  # it claims nothing, and its lease holds for some seconds
     job = submit_long(site)
     wait_until(lambda: left(job, site))
     long.kill()
     assert_too_long(job, f"the context of {SHORT}$")
     site.client.wait_for_rows([job], timeout=PATIENCE)
     assert site.row(job)["error_type"] == "context_length_exceeded"
+
+
+def test_a_long_job_waits_for_a_worker_that_publishes_nothing_now(site: Site) -> None:
+    start(site, SHORT, lease_seconds=30.0)
+    long = start(site, LONG, lease_seconds=30.0)
+    name = wait_for_contexts(site, SHORT, LONG)[LONG]
+    long.freeze()
+    site.redis.delete(keys.worker(name))
+    job = submit_long(site)
+    wait_until(lambda: left(job, site))
+    long.thaw()
+    assert job.result(timeout=PATIENCE).choices[0].finish_reason == "stop"
+
+
+def test_a_worker_that_published_nothing_and_is_shorter_holds_no_job(site: Site) -> None:
+    start(site, SHORT, lease_seconds=6.0)
+    other = start(site, SHORT + 1, lease_seconds=6.0)
+    name = wait_for_contexts(site, SHORT, SHORT + 1)[SHORT + 1]
+    other.freeze()
+    site.redis.delete(keys.worker(name))
+    job = submit_long(site)
+    wait_until(lambda: left(job, site))
+    other.thaw()
+    assert_too_long(job, f"context of (its workers is )?{SHORT + 1}$|the context of {SHORT}")
 
 
 def test_a_job_whose_longer_worker_dies_while_it_runs_ends_at_another_one(site: Site) -> None:

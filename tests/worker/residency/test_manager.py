@@ -35,7 +35,7 @@ class Worker:
         self.used_at: dict[str, float] = {}
         self.leases: dict[str, str] = {}  # of other workers, or "mine", by model
         self.ready_there: set[str] = set()
-        self.able_there: set[str] = set()
+        self.able_there: set[str] | None = set()
         self.opened, self.paused = 0, False
         models = [
             Model(
@@ -71,7 +71,7 @@ class Worker:
     def ready(self) -> set[str]:
         return self.ready_there
 
-    def able(self) -> set[str]:
+    def able(self) -> set[str] | None:
         return self.able_there
 
     def lease(self, model: str) -> bool:
@@ -256,6 +256,9 @@ def test_jobs_wait_for_other_workers_that_may_load_their_model(worker: Worker) -
     pauses = loads_fail(worker, 9)
     assert worker.served.refusal("two") is None
     assert pauses == sorted(pauses) and pauses[-1] == 60.0
+    worker.able_there = None  # the other one does not say now what it serves
+    loads_fail(worker, 1)
+    assert worker.served.refusal("two") is None
     worker.able_there = set()  # the other one is gone, or has failed as well
     loads_fail(worker, 1)
     assert worker.served.refusal("two") is not None
