@@ -6,7 +6,8 @@ There is one library for all models, and one for each format of quantised weight
 compiled when a model has weights in it: of many formats, a model has two or three. A compiled
 library lies in a folder of the user's cache that is named by the hash of the sources, the flags,
 the compiler and the kind of CPU. Of several processes that need it one compiles, with one compiler
-per source file and core, and renames the complete file into place.
+per source file and core, and renames the complete file into place, durably. A file that is damaged
+is compiled again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import platform
 import shlex
 import shutil
+import struct
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from jobs.disk import sync_folder
 from worker.kernels import compilers
 from worker.kernels.compilers import CannotBuild, CompilerFailed, UnknownFlags
 from worker.kernels.formats import FORMATS
@@ -52,6 +55,9 @@ LINK = "-shared"
 # What is compiled; other sources are included. For a format, FORMAT is defined as its name.
 UNITS = ("all_attention.cpp", "all_others.cpp")
 FORMAT_UNIT = "quantised_format.cpp"
+# Of the header of a library: its magic number, and where its table of sections is, with the size
+# and the number of the entries.
+ELF_HEADER, ELF_MAGIC = struct.Struct("<4s36xQ10xHH2x"), b"\x7fELF"
 UNFINISHED = "build-"  # how the names of folders begin in which a library is built
 LIBRARY_POLL_SECONDS = 0.2  # between two looks at whether another process has compiled the library
 
@@ -136,14 +142,29 @@ def library_paths(level: Level, formats: Sequence[str | None]) -> list[Path]:
     key = fingerprint(level.name, _version(compiler), " ".join([*FLAGS, LINK, *extra]))
     folder = cache_folder() / key[:16]
     targets = {form: folder / f"kernels-{_suffix(level, form)}.so" for form in formats}
-    if not all(target.exists() for target in targets.values()):
+    if not all(map(is_whole, targets.values())):
         with _one_at_a_time(folder):
-            missing = {form: path for form, path in targets.items() if not path.exists()}
+            missing = {form: path for form, path in targets.items() if not is_whole(path)}
             if missing:
                 for left in folder.glob(f"{UNFINISHED}*"):  # by a process that was killed
                     shutil.rmtree(left, ignore_errors=True)
                 compile_to(missing, level, compiler, extra)
     return list(targets.values())
+
+
+def is_whole(library: Path) -> bool:
+    """True if a library is there and not cut off, as one of an older version may be after a power
+    cut. Linkers write the table of sections last."""
+    try:
+        with library.open("rb") as file:
+            header = file.read(ELF_HEADER.size)
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        return False
+    if len(header) < ELF_HEADER.size:
+        return False
+    magic, table, entry, entries = ELF_HEADER.unpack(header)
+    return bool(magic == ELF_MAGIC and table + entry * entries <= size)
 
 
 def _suffix(level: Level, format_name: str | None) -> str:
@@ -238,7 +259,10 @@ def compile_to(
                 raise
             compilers.run(linking, folder)
             for target in targets.values():
+                with (folder / target.name).open("rb") as linked:
+                    os.fsync(linked.fileno())  # else a power cut may leave the name of a part
                 os.replace(folder / target.name, target)
+            sync_folder(place)
     except OSError as error:
         raise _not_writable(place, error) from None
 

@@ -56,6 +56,7 @@ _KINDS: dict[str, Any] = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
 PARAMETERS = {
     name: [_KINDS[kind] for kind in kinds.replace(" ", "")] for name, kinds in SIGNATURES.items()
 }
+SLOWER = "up to twice as long, and with quantised weights many times as long"
 _thread = threading.local()  # .kernels: what `require` returns in this thread, if it is set
 
 
@@ -151,8 +152,7 @@ def active() -> Library | None:
         return load()
     except CannotBuild as error:
         log.warning(
-            "computing with torch alone, because %s: on CPUs decoding takes up to twice as long",
-            error,
+            "computing with torch alone, because %s: on CPUs decoding takes %s", error, SLOWER
         )
         return None
 
@@ -217,7 +217,7 @@ def description() -> str:
     """Describes for people how CPUs compute here."""
     library = active()
     if library is None:
-        return "torch alone (the log says why): decoding takes up to twice as long"
+        return f"torch alone (the log says why): decoding takes {SLOWER}"
     return f"native, {library.level.name}"
 
 

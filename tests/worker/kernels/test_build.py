@@ -173,7 +173,7 @@ def test_without_a_compiler_torch_computes_and_one_line_says_so(
         library.active.cache_clear()
     (record,) = caplog.records
     assert "there is no C++ compiler (g++, c++, clang++) on the PATH" in record.getMessage()
-    assert "twice as long" in record.getMessage()
+    assert "with quantised weights many times as long" in record.getMessage()
 
 
 OLD = """#!/bin/sh
@@ -296,6 +296,45 @@ def test_what_a_killed_process_has_left_is_removed() -> None:
     build.library_path(AVX2).unlink()
     build.library_path(AVX2)
     assert not left.exists()
+
+
+@compiles
+@pytest.mark.usefixtures("empty_cache", "small_sources")
+@pytest.mark.parametrize("left", [0.0, 0.5, 1.0], ids=["empty", "cut off", "zeros"])
+def test_a_library_that_a_power_cut_has_damaged_is_compiled_again(left: float) -> None:
+    need_compiler()
+    path = build.library_path(AVX2)
+    size = path.stat().st_size
+    os.truncate(path, int(left * size) if left < 1 else 0)
+    os.truncate(path, int(left * size))
+    assert build.library_path(AVX2) == path
+    assert ctypes.CDLL(str(path)).one() == 7
+    (format_name, *_) = FORMATS
+    part = build.library_path(AVX2, format_name)
+    os.truncate(part, 10)
+    assert build.library_paths(AVX2, [None, format_name]) == [path, part]
+    assert getattr(ctypes.CDLL(str(part)), format_name)() == 7
+
+
+@compiles
+@pytest.mark.usefixtures("empty_cache", "small_sources")
+def test_a_library_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_compiler()
+    steps: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def noted_sync(number: int) -> None:
+        steps.append(f"sync {Path(os.readlink(f'/proc/self/fd/{number}')).name}")
+        sync(number)
+
+    def noted_replace(source: Path, target: Path) -> None:
+        steps.append(f"rename {target.name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    path = build.library_path(AVX2)
+    assert steps == [f"sync {path.name}", f"rename {path.name}", f"sync {path.parent.name}"]
 
 
 def test_a_process_that_waits_for_another_one_says_so(
