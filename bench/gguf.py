@@ -4,7 +4,7 @@ Q4_K_M.
     make bench-peers
     python -m bench.gguf [--rounds 5] [--format Q8_0] [--cell "decode 8"] [--folder /var/tmp/shapes]
                          [--shape mixture] [--peer OpenVINO]
-    python -m bench.gguf --file model.gguf     any GGUF file, beside llama.cpp
+    python -m bench.gguf --file model.gguf     any GGUF file, beside llama.cpp and OpenVINO
     python -m bench.gguf --types [--type IQ4_XS]    weights of every type that can be read
 
 A Qwen3-0.6B shape with random weights, or a mixture of experts; our own quantiser makes the GGUF
@@ -90,11 +90,19 @@ def main(
 
 
 def _of_files(files: Sequence[Path], wanted: Sequence[str], rounds: int) -> Iterator[Row]:
-    """Any GGUF files, beside llama.cpp."""
+    """Any GGUF files, beside llama.cpp, and OpenVINO where it loads them."""
+    threads = torch.get_num_threads()
     for file in files:
-        with PeerProcess("llama_cpp_peer", file, torch.get_num_threads()) as llama:
+        with (
+            PeerProcess("llama_cpp_peer", file, threads) as llama,
+            PeerProcess("openvino_peer", file, threads) as openvino,
+        ):
             engine = Engine.load(str(file), max_batch=32, prefix_cache=False)
-            contestants = {"chatjobs": ours(engine), "llama.cpp": llama.seconds}
+            contestants = {
+                "chatjobs": ours(engine),
+                "OpenVINO": openvino.seconds,
+                "llama.cpp": llama.seconds,
+            }
             for cell in wanted or cells_of("GGUF"):
                 if cell != LOAD:
                     yield _row(file.name, cell, measure_cell(cell, contestants, rounds))
