@@ -3,6 +3,7 @@ it, and the threads that the steps of each model compute on."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from worker.layers.transfer import is_accelerator
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
 
+logger = logging.getLogger(__name__)
+
 CPU_CACHE_SHARE = 0.25  # of the memory that is free after loading
 CUDA_CACHE_SHARE = 0.85
 SMALL_BYTES = 64 * 2**20  # models with smaller weights compute on one thread
@@ -28,6 +31,7 @@ CGROUP = Path("/sys/fs/cgroup")
 # NVIDIA's oldest driver for each CUDA version: the compatibility of minor versions in CUDA's
 # release notes.
 DRIVERS = {"12": 525, "13": 580}
+DRIVER_DEVICE = Path("/dev/nvidiactl")  # of NVIDIA's driver on Linux
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +199,14 @@ class Device:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto`: CUDA if available, else CPU. Raises JobError("invalid_request") for a device that is
-    not available."""
+    """`auto`: CUDA if available, else CPU, with a warning if there is a GPU that torch can't use.
+    Raises JobError("invalid_request") for a device that is not available."""
     if name == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda", 0)
+        if DRIVER_DEVICE.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+            logger.warning("computing on the CPU, beside an NVIDIA GPU: %s", _gpus_found(0))
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -192,6 +192,29 @@ def test_a_gpu_that_torch_does_not_find_is_refused_with_the_cause(
     )
 
 
+@pytest.mark.parametrize(
+    ("driver", "visible", "warns"),
+    [(True, None, True), (True, "0", True), (True, "", False), (False, None, False)],
+)
+def test_a_gpu_that_torch_does_not_use_is_a_warning(
+    driver: bool,
+    visible: str | None,
+    warns: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(device, "DRIVER_DEVICE", tmp_path if driver else tmp_path / "none")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert choose_device("auto") == torch.device("cpu")
+    text = f"computing on the CPU, beside an NVIDIA GPU: torch {torch.__version__} is built without"
+    assert (text in caplog.text) == warns
+
+
 def test_the_warning_of_torch_about_an_old_driver_fails_no_test() -> None:
     """The filters of pytest (pyproject.toml): each other warning does."""
     text = "CUDA initialization: The NVIDIA driver on your system is too old (found version 12080)."
