@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jobs.store.worker_status import WatchedWorker, WorkerStatus, WorkerStatuses
 
 NOTES = 3  # of one kind on a screen that does not scroll
+OLD_SECONDS = 12.0  # of a report; a worker whose loop is not busy makes one every 4 seconds
 LONG_SECONDS = 60.0  # rows that wait longer are a warning; usually it is half of that
 
 _WORKER_NUMBERS = (
@@ -89,6 +90,15 @@ def print_tables(
         ),
         most,
         err=True,
+    )
+    _print_notes(
+        (
+            f"worker {worker['name']} has not reported for {duration(worker['report_s'])}, though "
+            "it renews its lease: its figures are so old"
+            for worker in workers
+            if (worker["report_s"] or 0.0) > OLD_SECONDS
+        ),
+        most,
     )
     if behind := max((worker.get("clock_behind", 0) for worker in workers), default=0):
         echo(

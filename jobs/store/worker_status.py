@@ -107,6 +107,7 @@ class ServingStatus(TypedDict):
     running: Integer  # sequences
     tokens_per_second: Finite
     started_at: NotRequired[Finite]
+    reported_at: NotRequired[Finite]  # by the clock of Redis: report.lua adds it
     results: NotRequired[ResultsStatus | None]  # None: it writes no rows
     loading: NotRequired[dict[str, list[str]]]  # possible names, by reference, until all are loaded
     funcs: NotRequired[list[str]]  # whose jobs it runs
@@ -141,10 +142,12 @@ class WorkerStatus(ProcessStatus, ServingStatus):
 
 
 class WatchedWorker(WorkerStatus):
-    """A status, and the seconds since the worker has renewed its lease; None if that is not known,
-    as for workers of older versions."""
+    """A status, and the seconds since the worker has renewed its lease, and since it has published
+    the status: that is older while its loop is busy. None if that is not known, as for workers of
+    older versions."""
 
     heartbeat_s: float | None
+    report_s: float | None
 
 
 class StatusFormat(Generic[Status]):
@@ -292,7 +295,7 @@ def statuses_as_steps(deadline: float | None = None) -> Steps[WorkerStatuses]:
 
 
 def with_heartbeats(redis: Redis, workers: Iterable[WorkerStatus]) -> list[WatchedWorker]:
-    """The workers with their last heartbeats, by the clock of Redis."""
+    """The workers with their last heartbeats and reports, by the clock of Redis."""
     pipeline: Any = redis.pipeline(transaction=False)
     pipeline.zrange(keys.WORKERS, 0, -1, withscores=True)
     pipeline.time()
@@ -304,7 +307,9 @@ def with_heartbeats(redis: Redis, workers: Iterable[WorkerStatus]) -> list[Watch
         heartbeat = None
         if lease is not None and length is not None:
             heartbeat = round(max(0.0, now - lease / 1000 + length), 1)
-        watched.append({**worker, "heartbeat_s": heartbeat})
+        at = worker.get("reported_at")
+        report = None if at is None else round(max(0.0, now - at), 1)
+        watched.append({**worker, "heartbeat_s": heartbeat, "report_s": report})
     return watched
 
 

@@ -183,6 +183,20 @@ def test_it_shows_what_an_operator_looks_for_on_80_columns(
     assert "1 row waits in Redis, of run r, the first one for " in text
 
 
+@pytest.mark.parametrize(("age", "is_named"), [(None, False), (-9, False), (8, False), (40, True)])
+def test_a_worker_that_renews_its_lease_and_does_not_report_is_named(
+    run: Run, client: Client, redis_url: str, age: int | None, is_named: bool
+) -> None:
+    seconds, _ = client.redis.time()
+    about = ABOUT if age is None else {**ABOUT, "reported_at": seconds - age}
+    client.redis.zadd(keys.WORKERS, {ABOUT["name"]: (seconds + 12) * 1000})
+    client.redis.set(keys.worker(ABOUT["name"]), json.dumps(about))
+    shown = run("status", "--redis", redis_url)
+    assert ("gpu1-4711-a1b2c3 has not reported for 4" in shown.stdout) == is_named
+    (worker,) = json.loads(run("status", "--json", "--redis", redis_url).stdout)["workers"]
+    assert worker["report_s"] is None if age is None else 0 <= worker["report_s"] - max(0, age) < 9
+
+
 @pytest.mark.parametrize("columns", [80, 40])
 def test_a_live_view_of_many_workers_and_queues_fits_the_screen_with_what_needs_attention(
     show: Show, client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch, columns: int

@@ -3,7 +3,7 @@
 --
 -- KEYS  status: what the worker has published about itself
 --       rq_worker: RQ's hash of the worker
--- ARGV  about: JSON about the worker
+-- ARGV  about: JSON about the worker, an object; reported_at is added to it, the time of Redis in seconds
 --       milliseconds: how long that holds
 --       state: RQ's state of the worker; '' to leave RQ's hash as it is
 --       current: id of the job that RQ shows as the current one; '' for none
@@ -16,7 +16,9 @@
 local status, rq_worker = unpack(KEYS)
 local about, milliseconds, state, current, now_text, seconds = unpack(ARGV)
 
-redis.call('SET', status, about, 'PX', milliseconds)
+local time = redis.call('TIME')
+local now = string.format('%.3f', time[1] + time[2] / 1e6)
+redis.call('SET', status, '{"reported_at": ' .. now .. ', ' .. string.sub(about, 2), 'PX', milliseconds)
 if state == '' then return nil end
 redis.call('HSET', rq_worker, 'last_heartbeat', now_text, 'state', state)
 if current == '' then
@@ -25,5 +27,4 @@ else
   redis.call('HSET', rq_worker, 'current_job', current)
 end
 redis.call('EXPIRE', rq_worker, seconds)
-local time = redis.call('TIME')
-return string.format('%.3f', time[1] + time[2] / 1e6)
+return now

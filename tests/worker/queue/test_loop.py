@@ -17,7 +17,7 @@ from jobs.embedded import EmbeddedRedis
 from jobs.store.control import Control
 from jobs.store.job_store import JobStore
 from jobs.store.limits import set_limit
-from jobs.store.worker_status import read_workers
+from jobs.store.worker_status import read_workers, with_heartbeats
 from jobs.stream.entries import END_SEQ, is_end_message
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import PATIENCE, Site, wait_until
@@ -333,6 +333,8 @@ def test_a_worker_whose_loop_is_busy_stays_listed(site: Site) -> None:
     while time.monotonic() < until:
         assert read_workers(site.redis)
         time.sleep(0.05)
+    (worker,) = with_heartbeats(site.redis, read_workers(site.redis))
+    assert (worker["heartbeat_s"] or 0) < 3 < (worker["report_s"] or 0) < 60
     job.result(timeout=PATIENCE)
 
 
