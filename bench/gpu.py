@@ -15,8 +15,11 @@ seeds of our own: 256 requests of 100 to 1,024 random tokens with 100 to 1,024 n
 0.6, in two turns of which the first one makes the graphs; transformers serves that of the first
 turn by continuous batching. Process settings are those of a worker.
 
-What does not begin within --seconds is left out. With --profile, the kernels of decode steps are
-listed, and the calls that wait for the device. On a CPU, `--tiny` shows that the benchmark runs.
+What does not begin within --seconds is left out, and so are models whose weights do not fit into
+the free memory. transformers is last: its errors are lines in the output. After errors of ours the
+exit code is 1; what was measured is printed all the same. With --profile, the kernels of decode
+steps are listed, and the calls that wait for the device. On a CPU, `--tiny` shows that the
+benchmark runs.
 """
 
 from __future__ import annotations
@@ -24,11 +27,14 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import torch
@@ -41,13 +47,23 @@ from bench.gpu_models import (
     copy_bandwidth,
     our_engine,
     their_model,
+    weight_bytes,
 )
-from bench.gpu_traffic import Traffic, serve, serve_by_transformers, start, step_until_drawn, stop
-from bench.harness import environment, median, report, seconds
+from bench.gpu_traffic import (
+    Traffic,
+    leave,
+    serve,
+    serve_by_transformers,
+    start,
+    step_until_drawn,
+    stop,
+)
+from bench.harness import environment, first_line, median, print_table, seconds
 from bench.shapes import QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B
 from jobs.api.sampling import Sampling
+from jobs.errors import JobError
 from worker import Engine
-from worker.device import choose_device
+from worker.device import choose_device, free_bytes
 from worker.processes.tuning import freeze_gc_heap, tune, unfreeze_gc_heap
 
 PROMPT, LONG_PROMPT = 64, 2000
@@ -62,8 +78,11 @@ SHAPES = {"0.6B": QWEN3_06B, "8B": QWEN3_8B, "30B-A3B": QWEN3_30B_A3B}
 MEASURED = ("0.6B", "8B")  # unless shapes are given
 FORMATS: dict[str, Type | None] = {"bf16": None, "Q4_K": Type.Q4_K}
 PROFILED_STEPS, KERNELS = 8, 18
-TRAFFIC = "traffic"
+TRAFFIC, SERVED = "traffic", "0.6B bf16"  # the model that serves it
+MOST_WEIGHTS = 0.8  # of the free memory; activations and the cache need some, too
 TURNS = ("first turn", "second turn")  # the first one makes graphs and compiles kernels
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -76,6 +95,50 @@ class Clock:
     @property
     def left(self) -> float:
         return self.limit - (time.perf_counter() - self.begin)
+
+
+class Timed:
+    """Measures what begins in time, and goes on after what fails."""
+
+    def __init__(self, clock: Clock, rounds: int) -> None:
+        self._clock, self._rounds = clock, rounds
+        self.failed: list[str] = []  # names of cells and models, but for those that lack memory
+
+    @property
+    def ended(self) -> bool:
+        return self._clock.left <= 0
+
+    def median(self, name: str, work: Callable[[], float]) -> float | None:
+        """Of the rounds that begin in time, but for the first, which warms up."""
+        figures: list[float] = []
+        for number in range(self._rounds + 1):
+            figure = self.once(name, work)
+            if figure is None:
+                break
+            if number:
+                figures.append(figure)
+        return median(figures) if figures else None
+
+    def once(self, name: str, work: Callable[[], T]) -> T | None:
+        """None if it begins too late, or if a job fails: a line says so then."""
+        if self.ended:
+            return None
+        try:
+            return work()
+        except JobError as error:
+            print(f"{name}: left out: {error}", flush=True)
+            if error.code != "out_of_memory":
+                self.failed.append(name)
+            return None
+
+    @contextmanager
+    def going_on(self, name: str) -> Iterator[None]:
+        """Print any other error."""
+        try:
+            yield
+        except Exception:
+            traceback.print_exc()
+            self.failed.append(name)
 
 
 @click.command()
@@ -108,61 +171,56 @@ def main(
     out: Path | None,
 ) -> None:
     """Measure tokens per second, and the ratio to the floor."""
-    clock, place = Clock(limit), choose_device(device)
+    timed, place = Timed(Clock(limit), rounds), choose_device(device)
     tune()
     sizes = [int(size) for size in batches.split(",")]
+    environ = environment(str(place))  # a device that fails later may not say its name
     bandwidth = copy_bandwidth(place, 2**24 if tiny else 2**32)
     print(f"copy: {bandwidth / 1e9:,.0f} GB/s read and written", flush=True)
+    title = f"GPU, copy {bandwidth / 1e12:.2f} TB/s, tokens/s"
     rows: list[dict[str, Any]] = []
     profiles: dict[str, Any] = {}
-    for shape in shapes:
-        fields = _tiny(SHAPES[shape]) if tiny else SHAPES[shape]
-        for name in formats or tuple(FORMATS):
-            if clock.left <= 0:
-                break
-            engine, read = our_engine(fields, FORMATS[name], place, max(sizes))
-            freeze_gc_heap()
-            cells = Cells(engine, read, cache_bytes(fields), bandwidth, rounds, clock)
-            if profile:
-                profiles[f"{shape} {name}"] = [
-                    *[_profiled(engine, batch, heat) for batch in sizes for heat in (0.0, 0.6)],
-                    _profiled_prefill(engine, 1, LONG_PROMPT),
-                    _profiled_prefill(engine, max(sizes), PROMPT),
-                ]
-            found = [{"model": f"{shape} {name}", **row} for row in cells.measure(sizes)]
-            if traffic and (shape, name) == ("0.6B", "bf16"):
-                for turn in TURNS:
-                    if clock.left > 0:
-                        row = cells.traffic(turn, Traffic.random(turn, tiny=tiny), traffic_seconds)
-                        found.append({"model": f"{shape} {name}", **row})
-            rows += found
-            for row in found:
-                print(json.dumps(row), flush=True)
-            engine.close()
-            unfreeze_gc_heap()
-            del engine
-            _free()
-            if name == "bf16" and not alone and clock.left > 0:
-                print(f"transformers, {shape}", flush=True)
-                model = their_model(fields, place)
-                cells.beside(found, sizes, _theirs(model, place, compiled))
-                served = Traffic.random(TURNS[0], tiny=tiny)
-                if traffic and shape == "0.6B" and clock.left > 0:
-                    rate = serve_by_transformers(model, served, traffic_seconds)
-                    _beside_traffic(found, rate)
-                del model
-                _free()
-            del cells
-    title = f"GPU, copy {bandwidth / 1e12:.2f} TB/s, tokens/s"
-    if rows:
-        report(title, rows, str(place), out)
-    if out is not None:
-        facts = {"copy_bytes_per_second": bandwidth, **environment(str(place))}
-        out.write_text(
-            json.dumps(
-                {"title": title, "facts": facts, "rows": rows, "profiles": profiles}, indent=1
-            )
-        )
+    fields = {shape: _tiny(SHAPES[shape]) if tiny else SHAPES[shape] for shape in shapes}
+    try:
+        for shape, name in product(shapes, formats or tuple(FORMATS)):
+            model = f"{shape} {name}"
+            if timed.ended or not _fits(model, fields[shape], FORMATS[name], place):
+                continue
+            made = partial(_engine, fields[shape], FORMATS[name], place, max(sizes))
+            with timed.going_on(model), made() as (engine, read):
+                cells = Cells(model, engine, read, cache_bytes(fields[shape]), bandwidth, timed)
+                served = traffic and model == SERVED
+                turns = {turn: Traffic.random(turn, tiny=tiny) for turn in TURNS if served}
+                for row in cells.measure(sizes, turns, traffic_seconds):
+                    rows.append(row)
+                    print(json.dumps(row), flush=True)
+                if profile:
+                    profiles[model] = _profiles(engine, sizes)
+        if not alone:
+            beside = Beside(rows, fields, place, timed)
+            beside.generate(sizes, compiled)
+            beside.serve(Traffic.random(TURNS[0], tiny=tiny), traffic_seconds)
+    finally:  # of an interrupt, too
+        print_table(title, rows, environ)
+        if out is not None:
+            facts = {"copy_bytes_per_second": bandwidth, **environ}
+            content = {"title": title, "facts": facts, "rows": rows, "profiles": profiles}
+            out.write_text(json.dumps(content, indent=1))
+    if timed.failed:
+        raise click.ClickException(f"failed: {', '.join(timed.failed)}")
+
+
+def _fits(model: str, fields: dict[str, Any], kind: Type | None, place: torch.device) -> bool:
+    """False, with a line, if the weights would leave too little of the memory that is free."""
+    needed, free = weight_bytes(fields, kind), free_bytes(place)
+    if needed <= MOST_WEIGHTS * free:
+        return True
+    print(
+        f"{model}: left out, its weights take {needed / 2**30:.1f} GiB, more than "
+        f"{MOST_WEIGHTS:.0%} of the {free / 2**30:.1f} GiB that are free",
+        flush=True,
+    )
+    return False
 
 
 def _tiny(fields: dict[str, Any]) -> dict[str, Any]:
@@ -190,82 +248,153 @@ def _theirs(model: Any, device: torch.device, compiled: bool) -> Generate:
     return generate
 
 
+@contextmanager
+def _engine(
+    fields: dict[str, Any], kind: Type | None, place: torch.device, max_batch: int
+) -> Iterator[tuple[Engine, Read]]:
+    """An engine whose memory is free then, and what it reads."""
+    engine, read = our_engine(fields, kind, place, max_batch)
+    freeze_gc_heap()
+    try:
+        yield engine, read
+    finally:
+        unfreeze_gc_heap()
+        engine.close()
+        _free()
+
+
 class Cells:
     """The rows of the table for one model."""
 
     def __init__(
         self,
+        model: str,
         engine: Engine,
         read: Read,
         position_bytes: int,
         bandwidth: float,
-        rounds: int,
-        clock: Clock,
+        timed: Timed,
     ) -> None:
-        self._engine, self._generate = engine, ours(engine)
+        self._model, self._engine = model, engine
         self._read, self._position_bytes = read, position_bytes
-        self._bandwidth, self._rounds, self._clock = bandwidth, rounds, clock
+        self._bandwidth, self._timed = bandwidth, timed
 
-    def measure(self, batches: list[int]) -> Iterator[dict[str, Any]]:
+    def measure(
+        self, batches: list[int], turns: Mapping[str, Traffic], limit: float
+    ) -> Iterator[dict[str, Any]]:
+        """Those that begin in time and do not fail. `limit`: seconds of a turn of traffic."""
         for batch in batches:
-            prompts = random_prompts(batch, PROMPT, SMALLEST_VOCABULARY)
-            rate = self._median(partial(_our_decode, self._engine, prompts))
-            if rate is None:
-                return
-            read = self._read.step(batch) + batch * (PROMPT + DECODED // 2) * self._position_bytes
-            floor = batch * self._bandwidth / read
-            yield _row(_decode_cell(batch), rate, floor)
+            prompts, cell = random_prompts(batch, PROMPT, SMALLEST_VOCABULARY), _decode_cell(batch)
+            rate = self._median(cell, partial(_our_decode, self._engine, prompts))
+            if rate is not None:
+                positions = batch * (PROMPT + DECODED // 2)
+                read = self._read.step(batch) + positions * self._position_bytes
+                yield self._row(cell, rate, batch * self._bandwidth / read)
         prompts = random_prompts(1, LONG_PROMPT, SMALLEST_VOCABULARY)
-        taken = self._median(partial(self._generate, prompts, 1))
-        if taken is not None:
-            yield _row(FIRST_TOKEN, taken)
+        first = self._median(FIRST_TOKEN, partial(ours(self._engine), prompts, 1))
+        if first is not None:
+            yield self._row(FIRST_TOKEN, first)
+        for turn, traffic in turns.items():
+            cell = f"{TRAFFIC} of {len(traffic.prompts)}, {turn}"
+            work = partial(serve, self._engine, traffic, limit)
+            served = self._timed.once(f"{self._model}, {cell}", work)
+            if served is not None:
+                made, steps, taken = served
+                wanted = sum(traffic.lengths)
+                read = steps * self._read.always + traffic.positions * self._position_bytes
+                print(f"{cell}: {made} of {wanted} tokens, {steps} steps, {taken:.2f} s")
+                yield self._row(cell, made / taken, wanted * self._bandwidth / read)
 
-    def beside(self, rows: list[dict[str, Any]], batches: list[int], their: Generate) -> None:
-        """Add the figures of transformers to the rows of the same cells."""
-        able = {
+    def _median(self, cell: str, work: Callable[[], float]) -> float | None:
+        return self._timed.median(f"{self._model}, {cell}", work)
+
+    def _row(self, cell: str, figure: float, floor: float | None = None) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "cell": cell,
+            "chatjobs": figure,
+            "floor": floor,
+            "ours / floor": None if floor is None else figure / floor,
+            "transformers": None,
+            "ours / transformers": None,
+        }
+
+
+class Beside:
+    """Adds the figures of transformers to the rows of models in bf16. An error of it is a line in
+    the output, and ends nothing else."""
+
+    def __init__(
+        self,
+        rows: list[dict[str, Any]],
+        fields: Mapping[str, dict[str, Any]],
+        place: torch.device,
+        timed: Timed,
+    ) -> None:
+        self._rows, self._fields, self._place, self._timed = rows, fields, place, timed
+
+    def generate(self, batches: list[int], compiled: bool) -> None:
+        """Of the cells with these batches, and of a first token."""
+        able: dict[str, Callable[[Generate], float]] = {
             _decode_cell(batch): partial(
-                _their_decode, their, random_prompts(batch, PROMPT, SMALLEST_VOCABULARY)
+                _their_decode, prompts=random_prompts(batch, PROMPT, SMALLEST_VOCABULARY)
             )
             for batch in batches
         }
-        prompts = random_prompts(1, LONG_PROMPT, SMALLEST_VOCABULARY)
-        able[FIRST_TOKEN] = partial(their, prompts, 1)
-        for row in rows:
-            if row["cell"] in able:
-                figure = self._median(able[row["cell"]])
-                if figure is not None:
-                    ratio = row["chatjobs"] / figure
-                    row["transformers"] = figure
-                    row["ours / transformers"] = 1 / ratio if row["cell"] == FIRST_TOKEN else ratio
-
-    def _median(self, work: Callable[[], float]) -> float | None:
-        """Of the rounds that begin in time, but for the first, which warms up."""
-        figures: list[float] = []
-        for number in range(self._rounds + 1):
-            if self._clock.left <= 0:
-                break
-            figure = work()
-            if number:
-                figures.append(figure)
-        return median(figures) if figures else None
-
-    def traffic(self, turn: str, traffic: Traffic, limit: float) -> dict[str, Any]:
-        """All requests at once, ended after `limit` seconds."""
-        made, steps, taken = serve(self._engine, traffic, limit)
-        read = steps * self._read.always + traffic.positions * self._position_bytes
-        wanted = sum(traffic.lengths)
-        floor = wanted / (read / self._bandwidth)
-        print(
-            f"traffic, {turn}: {made} of {wanted} tokens, {steps} steps, {taken:.2f} s", flush=True
+        able[FIRST_TOKEN] = partial(
+            _their_first_token, prompts=random_prompts(1, LONG_PROMPT, SMALLEST_VOCABULARY)
         )
-        return _row(f"{TRAFFIC} of {len(traffic.prompts)}, {turn}", made / taken, floor)
+        for shape in self._fields:
+            rows = [row for row in self._of(f"{shape} bf16") if row["cell"] in able]
+            if rows and not self._timed.ended:
+                with _one_line(f"transformers, {shape}"):
+                    self._generate(shape, rows, able, compiled)
+
+    def _generate(
+        self,
+        shape: str,
+        rows: list[dict[str, Any]],
+        able: Mapping[str, Callable[[Generate], float]],
+        compiled: bool,
+    ) -> None:
+        _free()
+        generate = _theirs(their_model(self._fields[shape], self._place), self._place, compiled)
+        for row in rows:
+            name = f"transformers, {shape}, {row['cell']}"
+            with _one_line(name):
+                figure = self._timed.median(name, partial(able[row["cell"]], generate))
+                if figure is not None:
+                    _set_beside(row, figure)
+
+    def serve(self, traffic: Traffic, limit: float) -> None:
+        """Of traffic, by continuous batching: last, because its thread may not end."""
+        rows = [row for row in self._of(SERVED) if row["cell"].startswith(TRAFFIC)]
+        if rows and not self._timed.ended:
+            with _one_line("transformers, continuous batching"):
+                _free()
+                model = their_model(self._fields[SERVED.partition(" ")[0]], self._place)
+                rate = serve_by_transformers(model, traffic, limit)
+                for row in rows:
+                    if rate is not None:
+                        _set_beside(row, rate)
+
+    def _of(self, model: str) -> list[dict[str, Any]]:
+        return [row for row in self._rows if row["model"] == model]
 
 
-def _beside_traffic(rows: list[dict[str, Any]], rate: float | None) -> None:
-    """Add the rate of transformers to the rows of traffic."""
-    for row in rows:
-        if rate is not None and row["cell"].startswith(TRAFFIC):
-            row["transformers"], row["ours / transformers"] = rate, row["chatjobs"] / rate
+def _set_beside(row: dict[str, Any], figure: float) -> None:
+    ratio = row["chatjobs"] / figure
+    row["transformers"] = figure
+    row["ours / transformers"] = 1 / ratio if row["cell"] == FIRST_TOKEN else ratio
+
+
+@contextmanager
+def _one_line(name: str) -> Iterator[None]:
+    """Print an error, and go on."""
+    try:
+        yield
+    except Exception as error:
+        print(f"{name}: {type(error).__name__}: {first_line(error)}", flush=True)
 
 
 def _our_decode(engine: Engine, prompts: list[list[int]]) -> float:
@@ -288,19 +417,20 @@ def _their_decode(generate: Generate, prompts: list[list[int]]) -> float:
     return len(prompts) * DECODED / taken
 
 
+def _their_first_token(generate: Generate, prompts: list[list[int]]) -> float:
+    return generate(prompts, 1)
+
+
 def _decode_cell(batch: int) -> str:
     return f"decode {batch}"
 
 
-def _row(cell: str, figure: float, floor: float | None = None) -> dict[str, Any]:
-    return {
-        "cell": cell,
-        "chatjobs": figure,
-        "floor": floor,
-        "ours / floor": None if floor is None else figure / floor,
-        "transformers": None,
-        "ours / transformers": None,
-    }
+def _profiles(engine: Engine, batches: list[int]) -> list[dict[str, Any]]:
+    return [
+        *[_profiled(engine, batch, heat) for batch in batches for heat in (0.0, 0.6)],
+        _profiled_prefill(engine, 1, LONG_PROMPT),
+        _profiled_prefill(engine, max(batches), PROMPT),
+    ]
 
 
 def _profiled(engine: Engine, batch: int, temperature: float) -> dict[str, Any]:
@@ -362,4 +492,7 @@ def _profile(title: str, work: Callable[[], object], times: int) -> dict[str, An
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SystemExit as ended:
+        leave(1 if ended.code else 0)

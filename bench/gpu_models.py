@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Type
 from bench.harness import median, seconds
 from worker import Engine
 from worker.cache_memory import alone
-from worker.device import Device
+from worker.device import Device, free_bytes
 from worker.engine.engine import EngineCore
 from worker.engine.slots import Slots
 from worker.layers.weights.quantised_tensor import QuantisedTensor
@@ -53,14 +53,12 @@ def our_model(
 ) -> tuple[Model, int, Read]:
     """A model in bf16, or with its matrices in blocks of `kind`, its parameters, and the bytes that
     steps read. Routers are plain, as in files."""
-    place = Placement(torch.bfloat16, device)
     tied = shape["tie_word_embeddings"]
-    model = FAMILIES[family(shape)](Fields(shape, "bench"), tied, place)
+    model = _empty_model(shape, device)
     generator = torch.Generator(device).manual_seed(0)
     parameters = always = experts = 0
     for name, slot in model.weight_map().items():
-        plain = kind is None or name.endswith(".mlp.gate.weight")
-        values, nbytes = _fill(slot, None if plain else kind, device, generator)
+        values, nbytes = _fill(slot, _kind_of(name, slot, kind), device, generator)
         parameters += values
         if ".experts." in name:
             experts += nbytes
@@ -70,12 +68,32 @@ def our_model(
     return model, parameters, Read(always, experts, count, chosen)
 
 
+def weight_bytes(shape: dict[str, Any], kind: Type | None) -> int:
+    """Bytes of all weights of `our_model`, which is not made for it."""
+    found = 0
+    for name, slot in _empty_model(shape, torch.device("cpu")).weight_map().items():
+        values, stored = int(torch.Size(slot.shape).numel()), _kind_of(name, slot, kind)
+        per_block, size = (1, 2) if stored is None else GGML_QUANT_SIZES[stored]
+        found += values // per_block * size
+    return found
+
+
+def _empty_model(shape: dict[str, Any], device: torch.device) -> Model:
+    place = Placement(torch.bfloat16, device)
+    return FAMILIES[family(shape)](Fields(shape, "bench"), shape["tie_word_embeddings"], place)
+
+
+def _kind_of(name: str, slot: WeightSlot, kind: Type | None) -> Type | None:
+    """The type of the blocks of a weight; None: it is plain."""
+    return kind if slot.quantised and not name.endswith(".mlp.gate.weight") else None
+
+
 def _fill(
     slot: WeightSlot, kind: Type | None, device: torch.device, generator: torch.Generator
 ) -> tuple[int, int]:
     """Fill a slot; returns the values and bytes."""
     values = int(torch.Size(slot.shape).numel())
-    if kind is None or not slot.quantised:
+    if kind is None:
         tensor = torch.empty(slot.shape, dtype=torch.bfloat16, device=device)
         if len(slot.shape) == 1:
             tensor.fill_(1.0)
@@ -135,9 +153,18 @@ def cache_bytes(shape: dict[str, Any]) -> int:
     return int(2 * 2 * shape["num_hidden_layers"] * heads)
 
 
-def copy_bandwidth(device: torch.device, nbytes: int) -> float:
-    """Bytes per second that a copy reads and writes: the median of nine."""
+def copy_bandwidth(device: torch.device, most: int) -> float:
+    """Bytes per second that a copy of up to `most` bytes reads and writes: the median of nine. Both
+    sides of it take half of the free memory at most, until it ends."""
+    nbytes = min(most, free_bytes(device) // 4)
+    taken = _seconds_of_copy(device, nbytes)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return 2 * nbytes / taken
+
+
+def _seconds_of_copy(device: torch.device, nbytes: int) -> float:
     source = torch.empty(nbytes, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
     times = [seconds(lambda: target.copy_(source)) for _ in range(10)]
-    return 2 * nbytes / median(times[1:])
+    return median(times[1:])

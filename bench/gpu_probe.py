@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 import torch
 
+from bench.harness import first_line
 from worker.kernels import gpu
 
 DEVICE = torch.device("cuda")
@@ -33,10 +34,10 @@ def main() -> None:
 
 def facts() -> Iterator[tuple[str, str]]:
     """Names and values. Raises ClickException if something is missing."""
-    yield "commit", first_line_of(COMMIT)
+    yield "commit", output_of(COMMIT)
     yield "python", platform.python_version()
     yield "torch", torch.__version__
-    yield "driver", first_line_of(DRIVER)
+    yield "driver", output_of(DRIVER)
     if torch.version.cuda is None:
         raise click.ClickException(
             f"torch {torch.__version__} was built without CUDA: install torch from PyPI"
@@ -59,20 +60,22 @@ def facts() -> Iterator[tuple[str, str]]:
     try:
         right = launch()
     except Exception as error:
-        raise click.ClickException(f"no Triton kernel runs on {DEVICE}: {_line(error)}") from None
+        raise click.ClickException(
+            f"no Triton kernel runs on {DEVICE}: {first_line(error)}"
+        ) from None
     if not right:
         raise click.ClickException(f"a Triton kernel computed wrong values on {DEVICE}")
     yield "a Triton kernel", "compiled, launched, right"
 
 
-def first_line_of(command: tuple[str, ...]) -> str:
+def output_of(command: tuple[str, ...]) -> str:
     """What a command prints, or why it printed nothing."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parent
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"unknown ({_line(error)})"
+        return f"unknown ({first_line(error)})"
     if done.returncode or not done.stdout.strip():
         return f"unknown ({command[0]} ended with exit code {done.returncode})"
     return done.stdout.splitlines()[0]
@@ -83,7 +86,7 @@ def why_not() -> str:
     try:
         torch.cuda.init()
     except Exception as error:
-        return _line(error)
+        return first_line(error)
     return "it gives no reason"
 
 
@@ -95,10 +98,6 @@ def launch() -> bool:
         torch.allclose(total.cpu(), torch.full((2, 64), 2.0))
         and torch.allclose(normed.cpu(), torch.ones(2, 64))
     )
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,13 @@ and our two turns 144,611 and 146,708.
 
 from __future__ import annotations
 
+import os
 import random
+import sys
+import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from bench.harness import seconds
 from jobs.api.sampling import Sampling
@@ -21,6 +24,7 @@ from worker.engine.sequence import Sequence, TokenEvent
 REQUESTS, LONGEST, SHORTEST = 256, 1024, 100
 TEMPERATURE = 0.6
 VOCABULARY = 10_000
+STOP_SECONDS = 20.0  # for transformers' thread to end
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ def stop(engine: Engine, sequences: list[Sequence]) -> None:
 
 
 def serve(engine: Engine, traffic: Traffic, limit: float) -> tuple[int, int, float]:
-    """Tokens made, steps and seconds; ended after `limit` seconds."""
+    """Tokens made, steps and seconds; ended after `limit` seconds. Raises JobError if a sequence
+    fails."""
     options = [
         Sampling(temperature=TEMPERATURE, ignore_eos=True, max_tokens=n, seed=n)
         for n in traffic.lengths
@@ -103,7 +108,10 @@ def serve(engine: Engine, traffic: Traffic, limit: float) -> tuple[int, int, flo
         sequences = start(engine, traffic.prompts, options)
         while not all(one.ended for one in sequences) and time.perf_counter() < end:
             engine.step()
+        failure = sequences.error  # stopped ones have an error, too
         stop(engine, sequences)
+        if failure is not None:
+            raise failure
 
     taken = seconds(run)
     return core.tokens_generated - made, core.steps - steps, taken
@@ -111,7 +119,7 @@ def serve(engine: Engine, traffic: Traffic, limit: float) -> tuple[int, int, flo
 
 def serve_by_transformers(model: Any, traffic: Traffic, limit: float) -> float | None:
     """Tokens per second of continuous batching, after its warm-up; None if it takes longer than
-    `limit` seconds, or fails."""
+    `limit` seconds, or fails. Its thread may not end: see `leave`."""
     from transformers import GenerationConfig
 
     config = GenerationConfig(
@@ -122,7 +130,10 @@ def serve_by_transformers(model: Any, traffic: Traffic, limit: float) -> float |
         eos_token_id=-1,
     )
     made = ended = 0
-    with model.continuous_batching_context_manager(generation_config=config) as manager:
+    manager = model.init_continuous_batching(generation_config=config)
+    manager.warmup()
+    manager.start()
+    try:
         begin = time.perf_counter()
         for prompt, length in zip(traffic.prompts, traffic.lengths, strict=True):
             manager.add_request(prompt, max_new_tokens=length, eos_token_id=-1)
@@ -137,3 +148,14 @@ def serve_by_transformers(model: Any, traffic: Traffic, limit: float) -> float |
             if result is not None and result.is_finished():
                 made, ended = made + len(result.generated_tokens), ended + 1
         return made / (time.perf_counter() - begin)
+    finally:
+        manager.stop(block=True, timeout=STOP_SECONDS, hard_stop=True)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process, for which Python would wait for threads that have not ended."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
+        os._exit(code)
+    sys.exit(code)

@@ -54,6 +54,11 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def first_line(error: BaseException) -> str:
+    """Of its message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def median(figures: list[float]) -> float:
     return statistics.median(figures)
 
@@ -98,15 +103,21 @@ def environment(device: str) -> dict[str, str]:
 
 def report(title: str, rows: list[dict[str, Any]], device: str, out: Path | None) -> None:
     """Print rows with the same keys as a table; with `out`, also write them as a JSON file."""
-    table = Table(title=title)
-    for key in rows[0]:
-        table.add_column(key, justify="right")
-    for row in rows:
-        table.add_row(*(_shown(value) for value in row.values()))
-    Console(width=120).print(table)
-    print(", ".join(f"{key} {value}" for key, value in environment(device).items()))
+    print_table(title, rows, environment(device))
     if out is not None:
         write(title, rows, device, out)
+
+
+def print_table(title: str, rows: list[dict[str, Any]], facts: Mapping[str, str]) -> None:
+    """Print rows with the same keys, if there are any, and the environment of their measurement."""
+    if rows:
+        table = Table(title=title)
+        for key in rows[0]:
+            table.add_column(key, justify="right")
+        for row in rows:
+            table.add_row(*(_shown(value) for value in row.values()))
+        Console(width=120).print(table)
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
 
 
 def write(title: str, rows: list[dict[str, Any]], device: str, out: Path) -> None:

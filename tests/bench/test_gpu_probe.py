@@ -102,5 +102,5 @@ def test_a_kernel_that_does_not_run_or_is_wrong_is_named(
 
 
 def test_a_machine_without_git_and_driver_still_has_the_other_facts() -> None:
-    assert gpu_probe.first_line_of(("no-such-command",)).startswith("unknown (")
-    assert gpu_probe.first_line_of(("false",)) == "unknown (false ended with exit code 1)"
+    assert gpu_probe.output_of(("no-such-command",)).startswith("unknown (")
+    assert gpu_probe.output_of(("false",)) == "unknown (false ended with exit code 1)"
