@@ -99,6 +99,9 @@ def _called(
     redis: Redis, names: tuple[str, ...], command: str
 ) -> list[tuple[str, Call | JobError]]:
     """Send the command to the workers of these names, or to all: they work on it at once."""
+    from redis import RedisError
+
+    from jobs.store.connection.connect import redis_failure
     from jobs.store.operator import send
     from jobs.store.worker_status import read_statuses
 
@@ -120,6 +123,8 @@ def _called(
             calls.append((name, send(redis, name, command, {})))
         except JobError as failed:
             calls.append((name, failed))
+        except RedisError as failed:  # others may have received it
+            calls.append((name, redis_failure(redis, failed)))
     return calls
 
 

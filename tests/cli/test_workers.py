@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from typing import Any
 
@@ -12,8 +13,9 @@ from click.testing import Result
 from jobs import JobError, keys
 from jobs.cli.workers import _print
 from jobs.store import operator
+from jobs.store.worker_status import read_workers
 from tests.cli.conftest import Run
-from tests.worker.site import Site, wait_until
+from tests.worker.site import Site, WorkerProcess, wait_until
 
 
 def answer(result: Result) -> dict[str, Any]:
@@ -75,6 +77,86 @@ def test_a_worker_that_is_gone_is_one_sentence(
     unknown = run("workers", "drain", name, "--json", *here)
     assert unknown.exit_code == 1
     assert answer(unknown)["error"]["code"] in ("not_found", "worker_lost")
+
+
+def start(site: Site) -> tuple[WorkerProcess, str]:
+    """A worker whose status stays published while it is frozen, and its name."""
+    worker = site.worker(lease_seconds=30.0)
+    site.wait_for_workers()
+    (name,) = (one.decode() for one in site.redis.zrange(keys.WORKERS, 0, -1))
+    return worker, name
+
+
+def paused(site: Site) -> str:
+    return read_workers(site.redis)[0]["paused"]
+
+
+def test_while_redis_takes_no_writes_no_command_is_sent(run: Run, site: Site) -> None:
+    worker, name = start(site)
+    with site.settings(**{"min-replicas-to-write": "1"}):
+        refused = run("workers", "pause", name, "--redis", site.url)
+        assert refused.exit_code == 3
+        assert "takes no writes for now: NOREPLICAS" in refused.stderr
+        assert refused.stderr.count("\n") == 1
+    assert site.submit().result(timeout=60).text
+    assert paused(site) == ""
+    assert worker.stop() == 0
+
+
+def test_an_outage_after_a_command_is_waited_through(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, name = start(site)
+    worker.freeze()
+    call = operator.send(site.redis, name, "pause", {})
+    with site.settings(**{"min-replicas-to-write": "1"}):
+        worker.thaw()
+        unknown = "was sent to .*; whether it took effect is not known .*NOREPLICAS"
+        with pytest.raises(JobError, match=unknown) as caught:
+            call.result(timeout=1.0)
+        assert caught.value.code == "unavailable"
+        monkeypatch.setattr(operator, "OUTAGE_SECONDS", 0.5)
+        with pytest.raises(JobError, match=unknown):
+            call.result()
+        monkeypatch.undo()
+        answers: list[Any] = []
+        waits = threading.Thread(target=lambda: answers.append(call.result()))
+        waits.start()
+        time.sleep(3.0)
+    waits.join()
+    assert [one["state"] for one in answers] == ["paused"]
+    assert worker.stop() == 0
+
+
+def test_a_worker_that_subscribes_again_receives_the_command(
+    run: Run, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, name = start(site)
+    here = ("--json", "--redis", site.url)
+    worker.freeze()
+    assert site.redis.client_kill_filter(_type="pubsub")
+    monkeypatch.setattr(operator, "RETURN_SECONDS", 0.5)
+    error = answer(run("workers", "pause", name, *here))["error"]
+    assert error["code"] == "unavailable"
+    assert f"worker {name} does not listen to commands now" in error["message"]
+    monkeypatch.undo()
+    thaws = threading.Timer(2.0, worker.thaw)
+    thaws.start()
+    assert answer(run("workers", "pause", name, *here))["state"] == "paused"
+    thaws.join()
+    assert worker.stop() == 0
+
+
+def test_a_worker_of_a_full_redis_takes_commands_and_goes_on(run: Run, site: Site) -> None:
+    worker, name = start(site)
+    waits = site.submit(words=200)
+    with site.settings(maxmemory="1"):
+        paused = answer(run("workers", "pause", name, "--json", "--redis", site.url))
+        assert paused["state"] == "paused"
+        resumed = answer(run("workers", "resume", name, "--json", "--redis", site.url))
+        assert resumed["state"] == "claiming"
+        assert waits.result(timeout=60).text
+    assert worker.stop() == 0
 
 
 def test_the_timeout_counts_from_the_command_on(monkeypatch: pytest.MonkeyPatch) -> None:
