@@ -174,13 +174,16 @@ class PrefixCache:
         numbers = {copy.number for copy in pinned} | self._book.saved
         self._book.emit(Retain(tuple(sorted(numbers))))
 
+    def stop(self) -> None:
+        """Keep nothing further."""
+        self._state_of = None
+        self._progress.clear()
+
     def close(self) -> None:
-        """Keep nothing any more, but in files."""
+        """Keep nothing any more. State of sessions is in files then."""
         if self.sessions is not None:
             self.sessions.close()
             self.sessions = None
-        self._state_of = None
-        self._progress.clear()
         self._store.clear()
 
     def _begin(self, sequence: Sequence, slot: int, budget: int, hit: Hit) -> int:

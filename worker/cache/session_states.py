@@ -1,8 +1,9 @@
 """State of sessions beyond memory: written to files when it is evicted, and read back.
 
 The engine's thread never waits for the disk. It hands evicted state, which it only references, to
-a thread that writes; what was read on the thread that prepares prompts waits until the engine's
-thread adds it to the store.
+a thread that writes. When the engine has stopped, that thread takes what is left, one state after
+the other. What was read on the thread that prepares prompts waits until the engine's thread adds it
+to the store.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from worker.cache.block_keys import BlockKeys
 from worker.cache.book import CacheBook
 from worker.cache.prefix_match import PrefixMatch
@@ -23,7 +26,7 @@ from worker.cache.prefix_state import Adopt, PrefixState, Tensors, add, take
 from worker.cache.prefix_store import BLOCK
 from worker.cache.state_dir import StateDir
 from worker.cache.state_file import Origin
-from worker.device import is_out_of_memory
+from worker.device import computing, is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +60,14 @@ class SessionStates:
         book: CacheBook,
         tensors: Tensors,
         adopt: Adopt,
+        device: torch.device,
         waiting_bytes: int,
     ) -> None:
         self._folder, self._matching = folder, matching
         self._store = matching.store
         self._origin_of, self._book = origin_of, book
         self._tensors, self._adopt = tensors, adopt
-        self._limit = waiting_bytes
+        self._device, self._limit = device, waiting_bytes
         self._ended: dict[bytes, _Ended] = {}  # by the last key of its path, oldest first
         self._last: dict[str, bytes] = {}  # that key, by the name of the file
         self._fetched: deque[tuple[PrefixState, BlockKeys]] = deque()
@@ -71,7 +75,7 @@ class SessionStates:
         self._bytes = 0  # waiting to be written
         self._lock = threading.Lock()  # held to change it
         self._store.on_evict = self._evicted
-        self._thread = threading.Thread(target=self._write, name="session states", daemon=True)
+        self._thread = threading.Thread(target=self._write_all, name="session states", daemon=True)
         self._thread.start()
 
     def ended(
@@ -121,16 +125,14 @@ class SessionStates:
             state, chain = self._fetched.popleft()
             add(self._book, self._adopt, state, chain)
 
-    def close(self) -> None:
-        """Write the state of all sessions, those of the newest turns first, and end the thread."""
+    def stop(self) -> None:
+        """Have the thread write the state of all sessions, those of the newest turns first, and end
+        then. Until `close`, nothing may change what is kept."""
         self._store.on_evict = lambda key: None
-        left = self._folder.limit_bytes
-        for ended in reversed(self._ended.values()):
-            state = self._take(ended)
-            if state is not None and state.nbytes <= left:
-                left -= state.nbytes
-                self._writes.put((ended.name, ended.origin, state, ended.ended_at))
         self._writes.put(None)
+
+    def close(self) -> None:
+        """Wait until all is written. May be called by any thread, after `stop`."""
         self._thread.join()
 
     def _evicted(self, key: bytes) -> None:
@@ -166,13 +168,36 @@ class SessionStates:
         if key is not None and ended is not None and ended.name == name:
             del self._ended[key]
 
-    def _write(self) -> None:
+    def _write_all(self) -> None:
         while (write := self._writes.get()) is not None:
-            name, origin, state, used_at = write
-            try:
-                self._folder.write(name, origin, state, used_at)
-            except Exception:  # a defect; without this thread, state would wait for ever
-                logger.exception("the state of a session can't be written")
-            with self._lock:
-                self._bytes -= state.nbytes
-            del write, state  # the thread would hold it while it waits
+            self._write(write)
+            del write  # the thread would hold it while it waits
+        left = self._folder.limit_bytes
+        with computing(self._device, threads=1):
+            for ended in reversed([*self._ended.values()]):
+                left -= self._write_left(ended, left)
+
+    def _write_left(self, ended: _Ended, most: int) -> int:
+        """Write the state of a session if it has at most so many bytes. Returns its bytes, 0 if it
+        has more. The next one is copied when this one is written: they are never in memory
+        together."""
+        try:
+            state = self._take(ended)
+        except Exception:  # a defect; the others can be written
+            logger.exception("the state of a session can't be copied")
+            return 0
+        if state is None or state.nbytes > most:
+            return 0
+        with self._lock:
+            self._bytes += state.nbytes
+        self._write((ended.name, ended.origin, state, ended.ended_at))
+        return state.nbytes
+
+    def _write(self, write: Write) -> None:
+        name, origin, state, used_at = write
+        try:
+            self._folder.write(name, origin, state, used_at)
+        except Exception:  # a defect; without this thread, state would wait for ever
+            logger.exception("the state of a session can't be written")
+        with self._lock:
+            self._bytes -= state.nbytes

@@ -133,7 +133,7 @@ class EngineCore:
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._pipeline = Pipeline(self._scheduler, self.runner, overlaps=overlaps)
         self._changes = Changes(self._pipeline.reset)
-        self._closed = False
+        self._closed = self._freed = False
         self._close_lock = threading.Lock()  # held to submit, so that a closed engine takes nothing
         self._on_work = on_work  # called when there is something to step
 
@@ -281,6 +281,7 @@ class EngineCore:
             try:
                 self.runner.require_ranks()
                 self._update_queue()
+                self._add_fetched()
                 self._meter.begin()
                 step = self._pipeline.next()
                 if step is None:
@@ -314,7 +315,8 @@ class EngineCore:
 
     @property
     def bytes_needed(self) -> int:
-        return self.book.bytes_needed
+        # Once it has stopped, nothing moves what is being written.
+        return self.book.bytes_held if self._closed else self.book.bytes_needed
 
     def give_back(self, nbytes: int) -> None:
         with self.changing():
@@ -332,10 +334,7 @@ class EngineCore:
         self.require_open()
         with self._computing(), self._changes.begin():
             yield
-            try:
-                self.runner.apply(self.book.take_changes())
-            except StorageError as error:  # of storage, which the caller may have no part in
-                self._free_caches(error)
+            self._apply()
 
     @property
     def chat_obstacle(self) -> str | None:
@@ -348,18 +347,38 @@ class EngineCore:
         if self._closed:
             raise JobError("cancelled", "the engine was closed")
 
-    def close(self) -> None:
-        """Fail all sequences and free the device's memory."""
+    def stop(self) -> None:
+        """Fail all sequences, and begin to write the state of sessions. The memory stays taken
+        until `close`, which waits for the disk; `wait_for_disk` may do that before, on another
+        thread."""
         with self._close_lock:
             if self._closed:
                 return
             self._closed = True
-        self.share.leave()
+        self.share.forget()
         self._pipeline.forget()
         self._changes.settle()  # what is unknown is not written
-        self.prefix.close()
+        self.prefix.stop()
         self._update_queue()
         self._scheduler.fail_all(JobError("cancelled", "the engine was closed"))
+        if self.prefix.sessions is not None:
+            self._apply()  # all is where the book says
+            self.prefix.sessions.stop()
+
+    def wait_for_disk(self) -> None:
+        """Wait until the state of sessions is written, after `stop`."""
+        sessions = self.prefix.sessions  # which `close` forgets
+        if sessions is not None:
+            sessions.close()
+
+    def close(self) -> None:
+        """Fail all sequences and free the device's memory."""
+        self.stop()
+        if self._freed:
+            return
+        self._freed = True
+        self.prefix.close()
+        self.share.leave()
         self.prompts.close()
         self.speculation.close()
         self.book.close()
@@ -382,9 +401,19 @@ class EngineCore:
             self._scheduler.add(self._submitted[0])
             self._submitted.popleft()  # after it: no interrupt may lose a sequence
         self._scheduler.remove_cancelled()
+
+    def _add_fetched(self) -> None:
+        """Keep the state of sessions that was read from files."""
         if self.prefix.sessions is not None:
             self.prefix.sessions.add_fetched()
             self.runner.apply(self.book.take_changes())
+
+    def _apply(self) -> None:
+        """Make the changes of the caches between two steps."""
+        try:
+            self.runner.apply(self.book.take_changes())
+        except StorageError as error:  # which the caller may have no part in
+            self._free_caches(error)
 
     def _free_caches(self, error: StorageError) -> None:
         """Compute all sequences anew, since the device lacks memory: in less storage, if it was for

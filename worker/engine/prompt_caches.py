@@ -182,6 +182,7 @@ def keep_sessions(core: EngineCore, folder: Path, limit_bytes: int) -> None:
         book,
         runner,
         adopter(book, runner),
+        core.device,
         book.limit_bytes // WAITING_SHARE,
     )
 

@@ -127,6 +127,7 @@ class EngineHost:
         self._engines: dict[str, EngineCore] = {}
         self._by_name: dict[str, EngineCore] = {}
         self._specs: dict[str, ModelSpec] = {}  # by their own names
+        self._leaving: dict[str, EngineCore] = {}  # that have stopped, by their own names
         # The engines, and what those have counted that are unloaded: replaced together.
         self._counted: tuple[tuple[EngineCore, ...], Counters] = ((), Counters())
         self._work = threading.Event()
@@ -210,7 +211,11 @@ class EngineHost:
         return self._execute(partial(self._load, spec))
 
     def unload(self, model: str, coming: ModelSpec | None = None) -> None:
-        self._execute(partial(self._unload, model, coming))
+        self._execute(partial(self._stop, model))
+        try:
+            self._leaving[model].wait_for_disk()  # the other models are stepped meanwhile
+        finally:
+            self._execute(partial(self._free, model, coming))
 
     def room(self, model: str, *, bulk: bool) -> int:
         engine = self._engine(model)
@@ -228,9 +233,9 @@ class EngineHost:
         self._thread.join()
         self._preparer.close()
         unfreeze_gc_heap()
-        engines, self._by_name = self._engines, {}
+        engines, self._by_name = [*self._engines.values(), *self._leaving.values()], {}
         self._set(())
-        for engine in engines.values():
+        for engine in engines:
             self.device.remove(engine)
             engine.close()
         if self._kept is not None:
@@ -293,11 +298,17 @@ class EngineHost:
         freeze_gc_heap()
         return engine.info
 
-    def _unload(self, name: str, coming: ModelSpec | None) -> None:
-        engine, before = self._engines[name], resident_bytes()
+    def _stop(self, name: str) -> None:
+        """Step a model no more. Its memory stays taken while state of its sessions is written."""
+        engine = self._engines[name]
         self._by_name = {one: kept for one, kept in self._by_name.items() if kept is not engine}
         past = self._counted[1].plus(Counters.of(engine))
         self._set([kept for kept in self._engines.values() if kept is not engine], past)
+        self._leaving[name] = engine
+        engine.stop()
+
+    def _free(self, name: str, coming: ModelSpec | None) -> None:
+        engine, before = self._leaving.pop(name), resident_bytes()
         self.device.remove(engine)
         weights, spec = engine.weight_bytes, self._specs.pop(name)
         loaded, draft = engine.loaded, engine.draft

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,34 @@ def test_steps_do_not_wait_for_the_disk(
     wait_until(lambda: sessions._bytes == 0)
     assert 0 < len(written) < 25
     engine.close()
+
+
+def test_states_that_are_left_are_copied_one_after_the_other(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device has memory for the waiting bytes of states, and not for copies of all of them."""
+    limit = make(folder, None)._core.book.bytes_for_one(500) * 3
+    engine = make(folder, tmp_path, cache_bytes=limit)
+    sessions = engine._core.prefix.sessions
+    assert sessions is not None
+    for number in range(6):
+        ask(engine, f"{number} {QUESTION}", session=str(number))
+    wait_until(lambda: sessions._bytes == 0)
+    evicted = len(files(tmp_path))
+    write, copies, peaks = StateDir.write, list[weakref.ref[Any]](), []
+
+    def watched(self: StateDir, name: str, origin: Any, state: Any, used_at: float) -> None:
+        copies.append(weakref.ref(state))
+        assert sum(one() is not None for one in copies) == 1
+        peaks.append((sessions._bytes, state.nbytes))
+        write(self, name, origin, state, used_at)
+
+    monkeypatch.setattr(StateDir, "write", watched)
+    engine.close()
+    assert len(peaks) > 1 and len(files(tmp_path)) == evicted + len(peaks)
+    assert all(held == nbytes <= sessions._limit for held, nbytes in peaks)
+    assert sum(nbytes for _, nbytes in peaks) > sessions._limit
+    assert sessions._bytes == 0
 
 
 @pytest.mark.parametrize("moment", ["reserve", "evict", "close"])

@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 
+from jobs.api.job_options import JobOptions
 from jobs.api.request import ChatRequest
 from jobs.operations import CHAT
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.chat_requests import WaitingSink, ask
 from tests.worker.engine.reserved import load_reserved
+from tests.worker.engine.stateful import files
 from tests.worker.site import PATIENCE, wait_until
 from worker.backend import Reservation
+from worker.cache.state_dir import StateDir
+from worker.cache.state_file import StateFile, checksum
 from worker.engine.engine import EngineCore
+from worker.engine.prompt_caches import keep_sessions
 from worker.host.engine_host import EngineHost
 from worker.memory_amount import MemoryAmount
 from worker.model_spec import ModelSpec
@@ -125,4 +130,41 @@ def test_a_model_is_loaded_when_the_sequences_that_have_its_memory_have_ended(
     thread.join(PATIENCE)
     assert start(host, request(first, 40, 4)).wait().text
     second = host.load(specs[1]).name
+    assert start(host, request(second, 40, 4)).wait().text
+
+
+def test_other_models_are_stepped_while_state_of_one_that_is_unloaded_is_written(
+    host: EngineHost, specs: list[ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is theirs when all is written, and not before."""
+    first, second = both(host, specs)
+    host._execute(lambda: keep_sessions(host._engines[first], tmp_path / "states", 1 << 30))
+    turn = request(first, 60, 4).model_copy(update={"job": JobOptions(session="s")})
+    start(host, turn).wait()
+    write, writing, slow = StateDir.write, threading.Event(), threading.Event()
+
+    def slowly(self: StateDir, *args: Any) -> None:
+        writing.set()
+        assert slow.wait(PATIENCE)
+        write(self, *args)
+
+    monkeypatch.setattr(StateDir, "write", slowly)
+    thread = threading.Thread(target=host.unload, args=(first,))
+    thread.start()
+    try:
+        assert writing.wait(PATIENCE)
+        before = {one.owner: one.cache for one in host.device.held}
+        assert before[first] > 0
+        sinks = [start(host, request(second, 200 + 40 * n, 30, n)) for n in range(4)]
+        assert all(sink.wait().usage is not None for sink in sinks)
+        found = {one.owner: one.cache for one in host.device.held}
+        assert thread.is_alive() and host.health().alive
+        assert found[first] == before[first] and found[second] > before[second]
+    finally:
+        slow.set()
+        thread.join(PATIENCE)
+    assert [one.owner for one in host.device.held] == [second]
+    (file,) = files(tmp_path / "states")
+    with open(file, "rb") as opened:
+        assert checksum(opened, StateFile.open(file).crc) == StateFile.open(file).crc
     assert start(host, request(second, 40, 4)).wait().text
