@@ -8,7 +8,7 @@ waits while an older one computes their common prefix. Later sequences may be ad
 but not into its reserved slot.
 
 A sequence whose state is saved for a file runs alone, so that its bits do not depend on others: in
-every second step, if there are others.
+every second step, if there are others. While there is no room for it, no others are admitted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 from jobs import clock
 from jobs.errors import JobError
-from jobs.sizes import counted
 from worker.cache.book import CacheBook
 from worker.cache.prefix_cache import PrefixCache
 from worker.engine.plan import StepPlan
@@ -76,6 +75,7 @@ class Scheduler:
     _promoted: Sequence | None = None  # a bulk one that has waited long; not preemptible
     _alone: Sequence | None = None  # one of `saving`, in the step that is not committed yet
     _others: bool = False  # the last step was one of `saving`, and the next one is not
+    _held_up: bool = False  # one of `saving` waits for memory, before all others
     _left: bool = False  # a sequence has left `running` since the selection began
     _moved: bool = False  # since then one was added or removed, so that others may be admitted
     _read: int = 0  # rows of logits that are read of the prompts of the step that is selected
@@ -214,23 +214,45 @@ class Scheduler:
 
     def _select_alone(self) -> list[Selected]:
         """The sequence whose state is saved, if the last step was not its own."""
+        self._held_up = False
         if self._others or not self.saving:
             self._others = False
             return []
-        sequence, book = self.saving[0], self.book
+        sequence = self.saving[0]
         assert sequence.saver is not None
-        if sequence.slot is None:
-            sequence.slot = book.acquire()
-            assert sequence.slot is not None  # there is one more than running and paused ones have
-            if not book.reserve(sequence.slot, sequence.length):
-                tokens = counted(sequence.length, "token")
-                fact = f"the KV cache has no room for {tokens} now"
-                self._fail(sequence, JobError("out_of_memory", fact))
-                return []
-            book.begin(sequence.slot)
-            sequence.started_at = sequence.started_at or clock.now()
+        if sequence.slot is None and not self._begin_alone(sequence):
+            return []
         self._alone, stride = sequence, sequence.saver.stride
         return [(sequence, min(sequence.pending, stride - sequence.computed % stride))]
+
+    def _begin_alone(self, sequence: Sequence) -> bool:
+        """Reserve a slot for a sequence whose state is saved, or fail it if it can never fit.
+        Returns False if it has failed, or has to wait: then no further ones are admitted."""
+        if not self.book.fits_alone(sequence.length):
+            self._fail(sequence, self.book.too_large(sequence.length))
+            return False
+        while True:
+            sequence.slot = self.book.acquire()
+            assert sequence.slot is not None  # there is one more than running and paused ones have
+            if self._yields(sequence):
+                self._held_up = True
+                return False
+            if self.book.reserve(sequence.slot, sequence.length):
+                break
+            alone = not self.running
+            waits = self.book.wait_for_others(sequence.length, sequence.arrived_at, blocked=alone)
+            self._release(sequence)
+            if (paused := self.waiting.newest_paused(sequence)) is not None:
+                self._release(paused)
+            elif waits or not alone:
+                self._held_up = True
+                return False
+            else:
+                self._fail(sequence, self.book.too_large(sequence.length))
+                return False
+        self.book.begin(sequence.slot)
+        sequence.started_at = sequence.started_at or clock.now()
+        return True
 
     def _select(self) -> list[Selected]:
         """The sequences of the next step, of those that run together."""
@@ -240,10 +262,12 @@ class Scheduler:
         bulk = [sequence for sequence in self.running if self._preemptible(sequence)]
         kept = min(sum(one.pending for one in bulk), -(-self.step_tokens // BULK_TOKENS))
         others = [sequence for sequence in self.running if not self._preemptible(sequence)]
-        budget = self._advance(others, self.step_tokens - kept, scheduled)
-        budget, held = self._admit_first(budget, scheduled)
+        budget, held = self._advance(others, self.step_tokens - kept, scheduled), 0
+        if not self._held_up:
+            budget, held = self._admit_first(budget, scheduled)
         budget = self._advance(bulk, budget + kept, scheduled)
-        self._admit_bulk(budget, held, scheduled)
+        if not self._held_up:
+            self._admit_bulk(budget, held, scheduled)
         self.admitting = None
         if not self._left:
             return scheduled
@@ -409,7 +433,7 @@ class Scheduler:
             elif count := self._prefix.begin(sequence, sequence.slot, budget, self.waiting):
                 break
             # The cache is full. A slot with a lower number may need less.
-            alone = not (self.running or self.saving)
+            alone = not self.running and all(one.slot is None for one in self.saving)
             waits = self.book.wait_for_others(
                 sequence.length + 1, sequence.arrived_at, blocked=alone
             )

@@ -243,7 +243,8 @@ class Engine:
     ) -> int:
         """Compute the state of a prompt and write it to a file, for `load_prompt_cache` of any
         engine with this model. `prompt`: token ids, or messages with which conversations begin;
-        `fields`: of their requests, such as `tools`. Returns the number of tokens. Raises JobError.
+        `fields`: of their requests, such as `tools`. Where others have the memory, it waits for
+        them. Returns the number of tokens. Raises JobError.
         """
         self._core.require_open()
         if any(isinstance(one, Mapping | BaseModel) for one in prompt):

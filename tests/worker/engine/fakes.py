@@ -180,5 +180,7 @@ def advance(scheduler: Scheduler) -> list[Sequence]:
 
 def commit(scheduler: Scheduler) -> None:
     """Let every token of the planned step be 5."""
-    number = len(scheduler.sampling().rows)
-    scheduler.commit(scheduler.scheduled, StepResult([Sampled(5, True)] * number))
+    batch = scheduler.sampling()
+    checks = [True] * len(batch.checked)
+    result = StepResult([Sampled(5, True)] * len(batch.rows), checks=checks)
+    scheduler.commit(scheduler.scheduled, result)

@@ -1,5 +1,6 @@
-"""Random sequences in caches that are too small for them, with layers of all kinds: each ends with
-all its tokens, or with an error if it is too large even alone, after a bounded number of steps.
+"""Random sequences in caches that are too small for them, with layers of all kinds, and prompts
+whose state is saved: each ends with all its tokens, or with an error if it is too large even alone,
+after a bounded number of steps.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from tests.worker.engine.fakes import (
 )
 from worker.cache.prefix_cache import PrefixCache
 from worker.cache.prefix_store import BLOCK
+from worker.cache.state_saver import StateSaver
 from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Sequence, TokenEvent
 from worker.engine.slots import Slots
 from worker.engine.speculation import Speculation
 from worker.layers.cache import LayerCache
@@ -73,6 +76,7 @@ class Run:
             ),
         )
         self.asked: list[FakeSequence] = []
+        self.saved: list[tuple[Sequence, list[TokenEvent], StateSaver]] = []
         self.steps = 0
 
     def ask(self, rng: random.Random) -> None:
@@ -81,6 +85,15 @@ class Run:
         one = FakeSequence(len(prompt), bulk=rng.random() < 0.5, max_tokens=tokens, ignore_eos=True)
         one.prompt_ids = prompt
         self.asked.append(one)
+        self.scheduler.add(one)
+
+    def save(self, rng: random.Random) -> None:
+        """A prompt whose state is saved."""
+        prompt = [7] * rng.randint(16, 200)
+        saver = StateSaver(self.book, prompt, 64)
+        events: list[TokenEvent] = []
+        one = Sequence(prompt, listener=events.append, saver=saver)
+        self.saved.append((one, events, saver))
         self.scheduler.add(one)
 
     def step(self) -> bool:
@@ -109,7 +122,13 @@ class Run:
             elif not one.cancelled:
                 assert error.code == "out_of_memory"
                 assert not self.book.fits_alone(one.length)
-        assert self.steps <= STEPS * sum(len(one.output_ids) + 1 for one in self.asked)
+        for saved, events, saver in self.saved:
+            assert saved.ended and saved.slot is None and len(events) == 1
+            assert (events[0].error is None) == self.book.fits_alone(saved.length)
+            saver.drop()
+        assert self.steps <= len(self.saved) * STEPS + STEPS * sum(
+            len(one.output_ids) + 1 for one in self.asked
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,6 +140,8 @@ def test_each_sequence_ends_in_a_full_cache(kind: str, seed: int) -> None:
     for _ in range(rng.randint(2, 12)):
         for _ in range(rng.randint(1, 3)):
             run.ask(rng)
+        if rng.random() < 0.2:
+            run.save(rng)
         if rng.random() < 0.2:
             rng.choice(run.asked).cancel()
         for _ in range(rng.randint(0, 20)):

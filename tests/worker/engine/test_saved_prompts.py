@@ -12,9 +12,12 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from tests.worker.checkpoints import KINDS, make_checkpoint
 from worker import Engine
+from worker.device import Device
 from worker.engine import prompt_caches
-from worker.engine.sequence import TokenEvent
+from worker.engine.engine import EngineCore
+from worker.engine.sequence import Sequence, TokenEvent
 from worker.layers.batch import Batch
+from worker.model_spec import ModelSpec
 
 SYSTEM = [5 + i % 90 for i in range(200)]
 CHUNKS = [64, 64, 64, 8]
@@ -81,16 +84,91 @@ def test_one_that_is_cancelled_leaves_nothing(path: Path) -> None:
     assert not core.step() and not core.runner.pool.kept
 
 
-def test_one_without_room_fails_and_others_go_on(path: Path, tmp_path: Path) -> None:
+def test_one_without_room_waits_for_it_and_changes_no_bit(path: Path, tmp_path: Path) -> None:
+    load(path).save_prompt_cache([9] * 300, tmp_path / "idle")
     one = load(path)._core.book.bytes_for_one(200)
     engine = load(path, cache_bytes=2 * one)
     stream = engine.generate_stream([7] * 150, GREEDY)
     found = [next(stream).id]
-    with pytest.raises(JobError, match="no room for 300 tokens now") as caught:
-        engine.save_prompt_cache([9] * 300, tmp_path / "f")
-    assert caught.value.code == "out_of_memory" and not (tmp_path / "f").exists()
+    assert engine.save_prompt_cache([9] * 300, tmp_path / "busy") == 300
+    assert (tmp_path / "busy").read_bytes() == (tmp_path / "idle").read_bytes()
     found += [token.id for token in stream]
     assert found == load(path).generate([[7] * 150], GREEDY)[0].token_ids
+
+
+def test_one_that_never_fits_fails_with_the_sizes_and_others_go_on(
+    path: Path, tmp_path: Path
+) -> None:
+    one = load(path)._core.book.bytes_for_one(200)
+    engine = load(path, cache_bytes=2 * one)
+    stream = engine.generate_stream([7] * 150, GREEDY)
+    found = [next(stream).id]
+    with pytest.raises(JobError, match=r"of 450 tokens needs .*, the limit is") as caught:
+        engine.save_prompt_cache([9] * 450, tmp_path / "f")
+    assert caught.value.code == "out_of_memory" and not (tmp_path / "f").exists()
+    assert engine._core.running == 1  # it was not waited for
+    found += [token.id for token in stream]
+    assert found == load(path).generate([[7] * 150], GREEDY)[0].token_ids
+
+
+def test_one_that_waits_for_room_goes_before_newcomers(path: Path) -> None:
+    core = load(path, cache_bytes=2 * load(path)._core.book.bytes_for_one(200))._core
+    others: list[list[TokenEvent]] = []
+
+    def newcomer() -> None:
+        others.append([])
+        params = core.sampling_params(GREEDY, [7] * 120)
+        core.add([Sequence([7] * 120, params, listener=others[-1].append)])
+
+    newcomer()
+    core.step()
+    events: list[TokenEvent] = []
+    sequence, saver = prompt_caches.saving(core, [9] * 300, events.append)
+    core.add([sequence])
+    for _ in range(60):
+        newcomer()
+        core.step()
+    saver.drop()
+    assert [event.error for event in events] == [None]
+    while core.step():
+        pass
+    assert all(len(one) == 30 and one[-1].error is None for one in others)
+
+
+def test_one_waits_for_the_memory_of_another_model(path: Path) -> None:
+    """Its own model runs a sequence meanwhile, and goes on."""
+    device = Device(torch.device("cpu"))
+    spec = ModelSpec(reference=str(path), dtype="bf16", max_batch=3)
+    cores = [EngineCore.load(spec, device=device) for _ in range(2)]
+    book = cores[0].book
+    device.caches.budget = book.bytes_for_one(180) * 3
+    for core in cores:
+        core.share.least = book.bytes_for_one(16)
+
+    def start(core: EngineCore, tokens: int, most: int) -> list[TokenEvent]:
+        events: list[TokenEvent] = []
+        params = core.sampling_params(GREEDY.model_copy(update={"max_tokens": most}), [7] * tokens)
+        core.add([Sequence([7] * tokens, params, listener=events.append)])
+        core.step()
+        return events
+
+    mine, its = start(cores[0], 150, 200), start(cores[1], 250, 60)
+    events: list[TokenEvent] = []
+    sequence, saver = prompt_caches.saving(cores[0], [9] * 200, events.append)
+    cores[0].add([sequence])
+    waited = 0
+    while not sequence.ended:
+        waited += sequence.slot is None
+        for core in cores:
+            core.step()
+        assert cores[0].bytes_held + cores[1].bytes_held <= device.caches.total
+        assert waited < 200
+    assert waited > 10 and its[-1].last and not mine[-1].last
+    assert [event.error for event in events] == [None]
+    saver.drop()
+    while any([core.step() for core in cores]):
+        pass
+    assert len(mine) == 200 and len(its) == 60
 
 
 def test_one_that_fails_in_a_step_fails_alone(
