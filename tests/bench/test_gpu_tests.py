@@ -56,6 +56,7 @@ def test_a_failure_that_leaves_an_error_ends_the_run_with_the_name_of_its_test(
     output = failing(tmp_path, BROKEN)
     assert "1 failed, 1 passed" in output
     assert "FAILED test_some.py::test_fails" in output
+    assert "\ntest_some.py::test_fails: assert 1 == 0\n" in output.partition("= FAILURES")[0]
     assert (
         "test_some.py::test_fails left CUDA unusable, so no later test was run: "
         "CUDA error: an illegal memory access" in output

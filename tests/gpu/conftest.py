@@ -49,8 +49,14 @@ def _lacking() -> str | None:
 
 @pytest.hookimpl(trylast=True)  # the failure is in the summary then
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """End the run after a test that leaves an error on the device: all later ones would fail."""
-    if not report.failed or not torch.cuda.is_initialized():
+    """Name the reason of a failure at once: a later test that hangs ends the run without a summary.
+    End the run after a test that leaves an error on the device: all later ones would fail."""
+    if not report.failed:
+        return
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        print(f"\n{report.nodeid}: {crash.message}")
+    if not torch.cuda.is_initialized():
         return
     try:
         torch.cuda.synchronize()
