@@ -115,8 +115,8 @@ def run(step: Step, report: Report) -> str | None:
         return f"{step.name} did not start"
     assert process.stdout is not None
     reader = Thread(target=_copy, args=(process.stdout, report), daemon=True)
-    reader.start()
-    try:
+    try:  # from before its first line on: a signal may end this process then
+        reader.start()
         code = process.wait(step.limit)
     except subprocess.TimeoutExpired:
         failure = f"{step.name} did not end in {step.limit:g} s and was killed"
