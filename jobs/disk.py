@@ -1,8 +1,9 @@
-"""Functions that make changes of folders durable."""
+"""Functions that make changes of folders durable, and the names of unfinished files."""
 
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 
 
@@ -24,3 +25,9 @@ def make_folder(folder: Path) -> None:
     for new in reversed(missing):
         new.mkdir(exist_ok=True)
         sync_folder(new.parent)
+
+
+def part_of(path: Path) -> Path:
+    """A name for an unfinished file beside `path`, another one each time: in containers that share
+    a folder, all processes may have one pid."""
+    return path.parent / f".{path.name}.{uuid.uuid4().hex}.part"

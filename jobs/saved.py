@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jobs.api.conversation import Turn, check_turns, checked_system
+from jobs.disk import part_of
 from jobs.encoding import parse_written, to_json
 from jobs.errors import JobError, invalid
 
@@ -35,7 +36,7 @@ def write_conversation(path: str | Path, model: str, system: str, turns: Sequenc
         "turns": [json.loads(turn.to_json()) for turn in turns],
     }
     path = Path(path)
-    part = path.parent / f".{path.name}.{os.getpid()}.part"
+    part = part_of(path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise invalid(f"{path} can't be written: it is no regular file", "path")
     try:

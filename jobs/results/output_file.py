@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from jobs.disk import part_of
 from jobs.disk_faults import is_full
 from jobs.errors import invalid
 
@@ -62,8 +63,3 @@ def replaced_together(paths: Sequence[Path]) -> Iterator[Sequence[IO[str]]]:
         for part in parts:
             with suppress(OSError):
                 part.unlink()
-
-
-def part_of(path: Path) -> Path:
-    """The unfinished file beside `path`."""
-    return path.with_name(f".{path.name}.{os.getpid()}.part")

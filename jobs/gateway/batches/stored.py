@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from jobs.disk import part_of
 from jobs.encoding import to_json
 from jobs.errors import JobError
 from jobs.gateway.failures import HttpError
@@ -118,7 +119,7 @@ class StoredBatch:
 
     def show_progress(self, completed: int, failed: int) -> None:
         """For clients: it may be lost."""
-        part = self.folder / f"{PROGRESS}.{os.getpid()}"
+        part = part_of(self.folder / PROGRESS)
         part.write_text(to_json({"completed": completed, "failed": failed}))
         part.replace(self.folder / PROGRESS)
 

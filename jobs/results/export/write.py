@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from jobs.disk import part_of
 from jobs.results.export.cells import csv_text
 from jobs.results.export.formats import Format, Order
 from jobs.results.export.openai_batch import batch_lines
@@ -19,7 +20,6 @@ from jobs.results.files import Results, write_tables
 from jobs.results.output_file import (
     check_output,
     full_disk_named,
-    part_of,
     replaced,
     replaced_together,
 )

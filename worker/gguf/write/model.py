@@ -15,6 +15,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from torch import Tensor
 
+from jobs.disk import part_of
 from jobs.errors import JobError
 from worker.checkpoint import weights
 from worker.checkpoint.quantization import Mxfp4
@@ -93,7 +94,7 @@ def quantise_model(
         chosen = types(kind, {one.name: one.shape for one in outputs}, description.experts)
         if KINDS[kind] not in DENSE:
             chosen |= {one.name: GGMLQuantizationType.MXFP4 for one in outputs if is_mxfp4(one)}
-        partial = output.with_name(f".{output.name}.{os.getpid()}")
+        partial = part_of(output)
         try:
             _write(partial, description.architecture.name, metadata, outputs, chosen, progress)
             os.replace(partial, output)
