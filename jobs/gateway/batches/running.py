@@ -34,11 +34,12 @@ from jobs.runs.producer import Progress
 from jobs.store.connection.protocol import run_sync
 from jobs.store.producer_lease import Holder, ProducerLease
 from jobs.store.run_rows import RunRows
-from jobs.store.worker_status import read_statuses
+from jobs.store.worker_status import WorkerStatuses, read_statuses
 
 WINDOW_ROWS = 1000  # in Redis at once that have not ended
 SHOW_SECONDS = 1.0  # between two writes of the progress, and looks at whether it is cancelled
 POLL_SECONDS = 0.5
+SILENT_SECONDS = 10.0  # that live workers take to publish again, at most
 LOOKS = 2  # that find no job: one that a worker returns to its queue may be missed once
 
 logger = logging.getLogger(__name__)
@@ -128,24 +129,18 @@ class BatchRun:
         logger.info("batch %s has failed: %s", self._batch.id, faults[0].message)
 
     def _unserved(self, models: list[str]) -> list[Fault]:
-        """Models that no worker serves, while others are served. Without any worker, rows wait."""
-        workers = read_statuses(self._client.redis)
-        known = workers.served | {
-            name
-            for worker in (*workers.running, *workers.loading)
-            for names in worker.get("loading", {}).values()
-            for name in names
-        }
-        unserved = [name for name in models if known and name not in known]
-        return [
-            Fault(
-                "model_not_found",
-                f"the model {describe(name)} does not exist: models served now: "
-                f"{listed(sorted(known))}",
-                "model",
-            )
-            for name in unserved[:MAX_ERRORS]
-        ]
+        """Models that no worker serves, while others are served. Without any worker, rows wait.
+        Workers that publish nothing now are waited for: after an outage they come back one by
+        one. Raises Left."""
+        deadline = time.monotonic() + SILENT_SECONDS
+        while True:
+            workers = read_statuses(self._client.redis)
+            faults = _faults_of(models, workers)
+            if not faults or not workers.silent or time.monotonic() > deadline:
+                return faults
+            if self._leaving.wait(POLL_SECONDS):
+                raise Left
+            self._lease.renew()
 
     def _run(self) -> DataSetRun:
         batch, asked = self._batch, self._batch.asked
@@ -242,3 +237,22 @@ class _Watcher:
 
     def waits_for(self, holder: Holder) -> None:
         self._lost = True
+
+
+def _faults_of(models: list[str], workers: WorkerStatuses) -> list[Fault]:
+    known = workers.served | {
+        name
+        for worker in (*workers.running, *workers.loading)
+        for names in worker.get("loading", {}).values()
+        for name in names
+    }
+    unserved = [name for name in models if known and name not in known]
+    return [
+        Fault(
+            "model_not_found",
+            f"the model {describe(name)} does not exist: models served now: "
+            f"{listed(sorted(known))}",
+            "model",
+        )
+        for name in unserved[:MAX_ERRORS]
+    ]

@@ -17,7 +17,7 @@ from openai.types import Batch, FileObject
 
 from jobs import Client, Results
 from jobs.errors import JobError
-from jobs.gateway.batches import watch
+from jobs.gateway.batches import running, watch
 from jobs.gateway.batches.forms import ENDPOINTS, response_of
 from jobs.gateway.batches.lines import MAX_ERRORS, BatchRows, check_lines
 from jobs.gateway.batches.output import write_files
@@ -427,6 +427,19 @@ def test_a_batch_with_a_broken_line_fails_and_says_which(site: Site, start: Star
     assert unknown.errors.data[0].code == "model_not_found"
 
 
+def test_a_worker_that_publishes_nothing_now_is_waited_for(site: Site, start: Start) -> None:
+    """As after an outage, when another one has come back before it."""
+    publish_worker(site.client, "another")  # and the name of one that publishes nothing
+    client = client_of(start().url)
+    batch = make(client, jsonl(line("a")))
+    time.sleep(1.5)  # it would have failed by now
+    assert client.batches.retrieve(batch.id).status == "validating"
+    publish_worker(site.client, "another", "fake")
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
+    client.batches.cancel(batch.id)
+    assert end_of(client, batch).status == "cancelled"
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_the_lines_of_batches_have_the_form_of_the_gateways(
     site: Site, start: Start, form: str
@@ -567,8 +580,9 @@ def test_a_disk_that_fails_for_a_while_ends_no_batch(
 
 
 def test_a_batch_names_some_of_many_models_that_nobody_serves(
-    redis_url: str, tmp_path: Path
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(running, "SILENT_SECONDS", 0.0)
     with Client(redis_url) as client:
         publish_worker(client, *(f"served-{number}" for number in range(500)))
         (tmp_path / "input").write_bytes(jsonl(*(line(str(n), model=f"m{n}") for n in range(500))))
