@@ -12,6 +12,7 @@ ENTRYPOINT ["rq-dashboard", "--json"]
 # The CPU kernels, compiled: the worker image has no C++ compiler. They exist for x86-64 only.
 FROM base AS kernels
 RUN apt-get update && apt-get install -y --no-install-recommends g++
+COPY jobs/__init__.py jobs/disk.py jobs/
 COPY worker/processes worker/processes
 COPY worker/kernels worker/kernels
 RUN if [ "$(uname -m)" = x86_64 ]; then python -m worker.kernels.build; \

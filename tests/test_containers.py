@@ -193,6 +193,9 @@ def test_the_worker_image_compiles_kernels_of_gpus_and_keeps_them() -> None:
 
 def test_kernels_compile_without_the_rest_of_the_package(tmp_path: Path) -> None:
     """As in the image: with the standard library alone."""
+    (tmp_path / "jobs").mkdir()
+    for name in ("__init__.py", "disk.py"):
+        shutil.copy(ROOT / "jobs" / name, tmp_path / "jobs")
     shutil.copytree(ROOT / "worker" / "kernels", tmp_path / "worker" / "kernels")
     shutil.copytree(ROOT / "worker" / "processes", tmp_path / "worker" / "processes")
     code = "from worker.kernels import build; print(build.PREBUILT)"

@@ -18,7 +18,6 @@ local name, milliseconds, is_stopping = unpack(ARGV)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZADD', workers, string.format('%d', now + milliseconds), name)
-local left = redis.call('PTTL', status)  -- below 0 if it is not there, or is not to expire
-if left >= 0 and left < milliseconds - 1 then redis.call('PEXPIRE', status, milliseconds - 1) end
+redis.call('PEXPIRE', status, milliseconds - 1, 'GT')
 if is_stopping == '1' then redis.call('SADD', stopping, name) end
 return 1
