@@ -184,6 +184,7 @@ def main(
     try:
         for shape, name in product(shapes, formats or tuple(FORMATS)):
             model = f"{shape} {name}"
+            _free()  # of a model that could not be made
             if timed.ended or not _fits(model, fields[shape], FORMATS[name], place):
                 continue
             made = partial(_engine, fields[shape], FORMATS[name], place, max(sizes))

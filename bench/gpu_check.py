@@ -91,7 +91,7 @@ def check(probe: Iterable[Step], steps: Iterable[Step], report: Report) -> bool:
     for problem in problems:
         report.write(problem)
     if not problems:
-        report.write("every step ended well")
+        report.write("the tests and the benchmark ended well")
     return not problems
 
 

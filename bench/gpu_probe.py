@@ -40,7 +40,9 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "driver", output_of(DRIVER)
     if torch.version.cuda is None:
         raise click.ClickException(
-            f"torch {torch.__version__} was built without CUDA: install torch from PyPI"
+            f"torch {torch.__version__} was built without CUDA; install one with it: "
+            "pip install -c constraints.txt --force-reinstall torch --index-url "
+            "https://pypi.org/simple"
         )
     yield "CUDA of torch", torch.version.cuda
     if not torch.cuda.is_available():

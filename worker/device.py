@@ -31,6 +31,7 @@ CGROUP = Path("/sys/fs/cgroup")
 # NVIDIA's oldest driver for each CUDA version: the compatibility of minor versions in CUDA's
 # release notes.
 DRIVERS = {"12": 525, "13": 580}
+HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that name no GPU
 DRIVER_DEVICE = Path("/dev/nvidiactl")  # of NVIDIA's driver on Linux
 
 
@@ -204,7 +205,7 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", 0)
-        if DRIVER_DEVICE.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+        if DRIVER_DEVICE.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") not in HIDDEN:
             logger.warning("computing on the CPU, beside an NVIDIA GPU: %s", _gpus_found(0))
         return torch.device("cpu")
     try:

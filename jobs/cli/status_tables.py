@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 NOTES = 3  # of one kind on a screen that does not scroll
 OLD_SECONDS = 12.0  # of a report; a worker whose loop is not busy makes one every 4 seconds
+DEAD_SECONDS = 8.0  # without a heartbeat, which a worker that lives makes every 4 seconds
 LONG_SECONDS = 60.0  # rows that wait longer are a warning; usually it is half of that
 
 _WORKER_NUMBERS = (
@@ -97,6 +98,7 @@ def print_tables(
             "it renews its lease: its figures are so old"
             for worker in workers
             if (worker["report_s"] or 0.0) > OLD_SECONDS
+            and (worker["heartbeat_s"] or 0.0) < DEAD_SECONDS
         ),
         most,
     )

@@ -68,7 +68,7 @@ def test_a_card_that_computes_has_its_facts(card: pytest.MonkeyPatch) -> None:
 
 def test_torch_without_cuda_is_named(card: pytest.MonkeyPatch) -> None:
     card.setattr(torch.version, "cuda", None)
-    assert probe(1).endswith("was built without CUDA: install torch from PyPI")
+    assert "was built without CUDA; install one with it: pip install -c constraints.txt" in probe(1)
 
 
 def test_a_card_that_torch_does_not_find_comes_with_its_reason(card: pytest.MonkeyPatch) -> None:

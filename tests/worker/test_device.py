@@ -194,7 +194,13 @@ def test_a_gpu_that_torch_does_not_find_is_refused_with_the_cause(
 
 @pytest.mark.parametrize(
     ("driver", "visible", "warns"),
-    [(True, None, True), (True, "0", True), (True, "", False), (False, None, False)],
+    [
+        (True, None, True),
+        (True, "0", True),
+        (True, "", False),
+        (True, "-1", False),
+        (False, None, False),
+    ],
 )
 def test_a_gpu_that_torch_does_not_use_is_a_warning(
     driver: bool,

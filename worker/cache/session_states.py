@@ -131,6 +131,11 @@ class SessionStates:
         self._store.on_evict = lambda key: None
         self._writes.put(None)
 
+    def abandon(self) -> None:
+        """As `stop`, but write nothing further: the storage may not be as the book says."""
+        self._ended.clear()
+        self.stop()
+
     def close(self) -> None:
         """Wait until all is written. May be called by any thread, after `stop`."""
         self._thread.join()

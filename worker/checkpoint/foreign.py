@@ -13,7 +13,7 @@ from struct import unpack_from
 
 from jobs.api.wire import describe
 from jobs.errors import JobError
-from worker.checkpoint.pieces import joined, joined_among
+from worker.checkpoint.pieces import how_to_join, how_to_join_among
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model"
 GGUF = b"GGUF"
@@ -95,7 +95,7 @@ def require_whole(path: Path) -> None:
         usual = (
             "is a part of a download that has not ended: download it again, and give the whole file"
         )
-        raise JobError("model_not_found", f"{path} {joined(path) or usual}")
+        raise JobError("model_not_found", f"{path} {how_to_join(path) or usual}")
 
 
 def adapter(config: Path | None = None) -> str:
@@ -133,7 +133,7 @@ def why_without(folder: Path, usual: str, *, weights: bool = False) -> str:
         partial = sorted(path.name for path in below.rglob("*") if path.suffix.lower() in PARTIAL)
     except OSError:
         return usual
-    if join := joined_among(names):
+    if join := how_to_join_among(names):
         return join
     partial = [name for name in names if Path(name).suffix.lower() in PARTIAL] + partial
     if partial:

@@ -20,6 +20,8 @@ MARKED = re.compile(
     r"(?:[-._]?of[-._]?\d{1,5})?(?P<suffix>\.[a-z]+)?",
     re.IGNORECASE,
 )
+# Parts with a header each.
+HEADED = re.compile(r".*-\d{5}-of-\d{5}\.(?:gguf|safetensors)", re.IGNORECASE)
 # model.gguf.001, model.gguf.aa, model.gguf.1.part: other files may have such names as well.
 BARE = re.compile(
     r"(?P<whole>.+)(?:[-._](?P<number>\d{1,5})(?P<suffix>\.part)|\.(?P<digits>\d{2,5})"
@@ -35,7 +37,7 @@ class _Piece(NamedTuple):
     name: str
 
 
-def joined(path: Path) -> str | None:
+def how_to_join(path: Path) -> str | None:
     """What a file is, with the remedy ("is one of 3 pieces …"), if it is a piece by its name and
     those beside it; None if not."""
     piece = _piece(path.name)
@@ -53,7 +55,7 @@ def joined(path: Path) -> str | None:
     return None
 
 
-def joined_among(names: Iterable[str]) -> str | None:
+def how_to_join_among(names: Iterable[str]) -> str | None:
     """How to join the pieces of a file with weights that are among these names; None if there are
     none."""
     found = [one for one in _pieces(names) if one.whole.lower().endswith(WEIGHTS)]
@@ -79,6 +81,8 @@ def _pieces(names: Iterable[str]) -> list[_Piece]:
 
 
 def _piece(name: str) -> _Piece | None:
+    if HEADED.fullmatch(name):
+        return None
     marked = MARKED.fullmatch(name)
     found = marked or BARE.fullmatch(name)
     if found is None:

@@ -27,7 +27,7 @@ from worker.checkpoint.dtypes import FROM_SAFETENSORS
 from worker.checkpoint.files import present
 from worker.checkpoint.foreign import first_bytes, require_own, why_without
 from worker.checkpoint.headers import SAMPLE_BYTES, TensorHeader
-from worker.checkpoint.pieces import joined
+from worker.checkpoint.pieces import how_to_join
 from worker.processes.pages import ReadPages, release
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -245,6 +245,6 @@ def _tensors(
 
 
 def _broken(path: Path, fact: str) -> JobError:
-    what = joined(path)
+    what = how_to_join(path)
     remedy = f"it {what}" if what else "download the model again"
     return JobError("unsupported_model", f"{path} is broken: {fact}; {remedy}")

@@ -355,14 +355,20 @@ class EngineCore:
             if self._closed:
                 return
             self._closed = True
-        self.share.forget()
-        self._pipeline.forget()
-        self._changes.settle()  # what is unknown is not written
-        self.prefix.stop()
-        self._update_queue()
-        self._scheduler.fail_all(JobError("cancelled", "the engine was closed"))
+        try:
+            self.share.forget()
+            self._pipeline.forget()
+            self._changes.settle()  # what is unknown is not written
+            self.prefix.stop()
+            self._update_queue()
+            self._scheduler.fail_all(JobError("cancelled", "the engine was closed"))
+            if self.prefix.sessions is not None:
+                self._apply()  # all is where the book says
+        except BaseException:
+            if self.prefix.sessions is not None:
+                self.prefix.sessions.abandon()
+            raise
         if self.prefix.sessions is not None:
-            self._apply()  # all is where the book says
             self.prefix.sessions.stop()
 
     def wait_for_disk(self) -> None:

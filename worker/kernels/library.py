@@ -56,7 +56,7 @@ _KINDS: dict[str, Any] = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
 PARAMETERS = {
     name: [_KINDS[kind] for kind in kinds.replace(" ", "")] for name, kinds in SIGNATURES.items()
 }
-SLOWER = "up to twice as long, and with quantised weights many times as long"
+SLOWER = "several times as long, and with quantised weights many times as long"
 _thread = threading.local()  # .kernels: what `require` returns in this thread, if it is set
 
 

@@ -23,7 +23,7 @@ from worker.checkpoint.foreign import (
     require_own,
     require_whole,
 )
-from worker.checkpoint.pieces import joined
+from worker.checkpoint.pieces import how_to_join
 from worker.checkpoint.safetensors_files import INDEX, SINGLE, weight_files
 from worker.checkpoint.source import ModelSource
 from worker.demo import DRAFT_DIR, MODEL_DIR
@@ -135,4 +135,4 @@ def _in_file(path: Path, reference: str) -> ModelSource:
         "is a file, and neither GGUF nor safetensors: give a file of these formats, or the folder "
         "of a model"
     )
-    raise JobError("model_not_found", f"{reference} {joined(path) or usual}")
+    raise JobError("model_not_found", f"{reference} {how_to_join(path) or usual}")

@@ -105,6 +105,7 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Serve until stopped. If the engine dies, returns all jobs and raises JobError."""
+        self._watchdog.touch()  # the start may have waited for Redis
         self._membership.keep_lease()
         self._join()
         self.serves = True

@@ -32,9 +32,9 @@ class Watch:
     called when followers were killed. `on_gpus`: that is where they compute.
 
     Followers are children of the thread here, which lives as long as they do: the system kills
-    them with it, whatever ends the process. As soon as one has ended, or those that the leader
-    waits for stand still, the others are killed and `lost` says why; so they are when one is
-    stopped that computes on a GPU. Raises OSError if one can't be started.
+    them with it, whatever ends the process. As soon as one has ended, has been stopped for
+    STALL_SECONDS, or those that the leader waits for stand still, the others are killed and `lost`
+    says why. Raises OSError if one can't be started.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ from jobs.store.worker_status import WorkerStatuses, read_statuses
 WINDOW_ROWS = 1000  # in Redis at once that have not ended
 SHOW_SECONDS = 1.0  # between two writes of the progress, and looks at whether it is cancelled
 POLL_SECONDS = 0.5
-SILENT_SECONDS = 10.0  # that live workers take to publish again, at most
+SILENT_SECONDS = 60.0  # that a live worker with a busy loop may take to publish again
 LOOKS = 2  # that find no job: one that a worker returns to its queue may be missed once
 
 logger = logging.getLogger(__name__)

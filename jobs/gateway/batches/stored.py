@@ -120,8 +120,11 @@ class StoredBatch:
     def show_progress(self, completed: int, failed: int) -> None:
         """For clients: it may be lost."""
         part = part_of(self.folder / PROGRESS)
-        part.write_text(to_json({"completed": completed, "failed": failed}))
-        part.replace(self.folder / PROGRESS)
+        try:
+            part.write_text(to_json({"completed": completed, "failed": failed}))
+            part.replace(self.folder / PROGRESS)
+        finally:
+            part.unlink(missing_ok=True)
 
     @property
     def stops_as(self) -> Outcome | None:

@@ -13,7 +13,7 @@ import torch
 
 from tests.worker.folders import WEIGHTS, logits, refusal
 from tests.worker.gguf.converter import convert
-from worker.checkpoint.pieces import joined, joined_among
+from worker.checkpoint.pieces import how_to_join, how_to_join_among
 
 NAMES = {
     "{whole}.part{number:02}": 0,
@@ -138,5 +138,5 @@ def test_names_with_spaces_are_quoted(gguf: Path, tmp_path: Path) -> None:
 )
 def test_other_names_are_not_taken_for_pieces(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
-    assert joined(tmp_path / name) is None
-    assert joined_among([name]) is None
+    assert how_to_join(tmp_path / name) is None
+    assert how_to_join_among([name]) is None

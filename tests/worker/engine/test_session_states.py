@@ -230,6 +230,23 @@ def test_an_engine_whose_state_was_lost_closes(folder: Path, tmp_path: Path) -> 
     assert files(tmp_path) == []
 
 
+def test_an_engine_that_fails_to_stop_writes_nothing_more_and_closes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage may not be as the book says then."""
+    engine = make(folder, tmp_path)
+    ask(engine, QUESTION)
+
+    def fail() -> None:
+        raise RuntimeError("the device has failed")
+
+    monkeypatch.setattr(engine._core, "_apply", fail)
+    with pytest.raises(RuntimeError, match="the device has failed"):
+        engine._core.stop()
+    engine.close()
+    assert files(tmp_path) == []
+
+
 def test_state_that_an_interrupt_left_unknown_is_not_written(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from jobs.errors import JobError
 from jobs.sizes import size_text
 from worker.checkpoint.foreign import FIRST_BYTES, GGUF, foreign
-from worker.checkpoint.pieces import joined
+from worker.checkpoint.pieces import how_to_join
 from worker.gguf.tensor_format import READABLE
 
 LENGTH = struct.Struct("<Q")  # of a string
@@ -124,7 +124,7 @@ class _Parser:
     def _counts(self) -> tuple[int, int]:
         """Checks magic and version. Returns the numbers of tensors and of metadata entries."""
         if bytes(self._buffer[:4]) != GGUF:
-            what = foreign(bytes(self._buffer[:FIRST_BYTES])) or joined(self._path)
+            what = foreign(bytes(self._buffer[:FIRST_BYTES])) or how_to_join(self._path)
             raise JobError(
                 "unsupported_model",
                 f"{self._path} is not a GGUF file: it begins with {bytes(self._buffer[:4])!r}, not "
@@ -287,7 +287,7 @@ class _Parser:
             raise self._cut(f"its header states {count} {what}, and has {has}")
 
     def _cut(self, fact: str) -> JobError:
-        what = joined(self._path)
+        what = how_to_join(self._path)
         return self._broken(fact, f"it {what}" if what else AGAIN)
 
     def _broken(self, fact: str, remedy: str = AGAIN) -> JobError:

@@ -21,7 +21,7 @@ LARGE_PRODUCT_VALUES = 1 << 26
 
 
 def kernels() -> Any:
-    """`worker.kernels.triton_products`, or None without the package `triton`."""
+    """`worker.kernels.triton_products`, or None where Triton can't start them."""
     return gpu.products() if gpu.package() else None
 
 
