@@ -10,20 +10,13 @@ ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 
 
-def modules_after(statement: str) -> tuple[set[str], float]:
-    """The top-level modules loaded by `statement` in a new process, and its CPU seconds."""
-    code = (
-        "import sys, time\n"
-        "start = time.process_time()\n"
-        f"{statement}\n"
-        "used = time.process_time() - start\n"
-        "print(used, *{name.partition('.')[0] for name in sys.modules})"
-    )
+def modules_after(statement: str) -> set[str]:
+    """The top-level modules loaded by `statement` in a new process."""
+    code = f"import sys\n{statement}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    used, *names = done.stdout.splitlines()[-1].split()
-    return set(names), float(used)
+    return set(done.stdout.splitlines()[-1].split())
 
 
 def test_the_import_contracts_hold() -> None:
@@ -33,28 +26,27 @@ def test_the_import_contracts_hold() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_importing_jobs_is_fast_and_loads_neither_torch_nor_pyarrow() -> None:
-    loaded, seconds = modules_after("import jobs")
+def test_importing_jobs_loads_neither_torch_nor_pyarrow() -> None:
+    loaded = modules_after("import jobs")
     assert "jobs" in loaded
     assert not loaded & {"torch", "pyarrow", "redis", "worker"}
-    assert seconds < 0.5
 
 
 def test_a_client_loads_neither_torch_nor_pyarrow() -> None:
-    loaded, _ = modules_after("from jobs import ChatRequest, Client")
+    loaded = modules_after("from jobs import ChatRequest, Client")
     assert "redis" in loaded
     assert not loaded & {"torch", "pyarrow", "worker"}
 
 
-def test_help_loads_neither_torch_nor_pyarrow_nor_redis() -> None:
-    loaded, _ = modules_after(
+def test_help_loads_neither_torch_nor_pyarrow_nor_redis_nor_pydantic() -> None:
+    loaded = modules_after(
         "from jobs.cli import main\n"
         "sys.argv = ['chatjobs', '--help']\n"
         "try: main()\n"
         "except SystemExit: pass"
     )
     assert "click" in loaded
-    assert not loaded & {"torch", "pyarrow", "redis"}
+    assert not loaded & {"torch", "pyarrow", "redis", "pydantic", "pydantic_core"}
 
 
 def test_importing_engine_without_torch_names_the_extra_to_install() -> None:

@@ -12,7 +12,6 @@ import click
 from click.decorators import FC
 
 from jobs.data_sets.fields import field_value, request_fields
-from jobs.encoding import DuplicateKey
 
 
 def fields_option(
@@ -24,6 +23,8 @@ def fields_option(
     the fields that it takes, by the options before it; by default those of a chat request."""
 
     def parse(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
+        from jobs.encoding import DuplicateKey
+
         names = request_fields() if known is None else known(ctx)
         fields: dict[str, Any] = {}
         for pair in pairs:
@@ -57,6 +58,8 @@ def fields_option(
 
 def _as_json(field: str, inner: str, value: str) -> str:
     """The error of a name such as job.priority, with the option that gives the same value."""
+    from jobs.encoding import DuplicateKey
+
     try:
         data = field_value(inner, value)
     except DuplicateKey as error:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from jobs.encoding import parse_written
 from jobs.errors import InvalidRequest, invalid
 
 Row = tuple[int, dict[str, Any] | InvalidRequest]  # number from 1; the error of a row without data
@@ -30,6 +29,8 @@ TEXT_FIELDS: dict[str, tuple[type, ...]] = {
 def field_value(name: str, text: str) -> Any:
     """Parse the value of a field as JSON; what is not valid JSON is taken as a string. Raises
     DuplicateKey."""
+    from jobs.encoding import parse_written
+
     try:
         value, duplicate = parse_written(text)
     except (ValueError, RecursionError):
