@@ -18,6 +18,7 @@ import click
 import torch
 
 from bench.harness import first_line
+from worker.device import gpus_found
 from worker.kernels import gpu
 
 DEVICE = torch.device("cuda")
@@ -38,15 +39,9 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "python", platform.python_version()
     yield "torch", torch.__version__
     yield "driver", output_of(DRIVER)
-    if torch.version.cuda is None:
-        raise click.ClickException(
-            f"torch {torch.__version__} was built without CUDA; install one with it: "
-            "pip install -c constraints.txt --force-reinstall torch --index-url "
-            "https://pypi.org/simple"
-        )
-    yield "CUDA of torch", torch.version.cuda
     if not torch.cuda.is_available():
-        raise click.ClickException(f"torch can't use a GPU: {why_not()}")
+        raise click.ClickException(f"no GPU can be used: {gpus_found(0)}")
+    yield "CUDA of torch", str(torch.version.cuda)
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
         free, total = torch.cuda.mem_get_info(index)
@@ -81,15 +76,6 @@ def output_of(command: tuple[str, ...]) -> str:
     if done.returncode or not done.stdout.strip():
         return f"unknown ({command[0]} ended with exit code {done.returncode})"
     return done.stdout.splitlines()[0]
-
-
-def why_not() -> str:
-    """torch's own reason why it has no GPU."""
-    try:
-        torch.cuda.init()
-    except Exception as error:
-        return first_line(error)
-    return "it gives no reason"
 
 
 def launch() -> bool:

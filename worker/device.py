@@ -206,7 +206,7 @@ def choose_device(name: str) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda", 0)
         if DRIVER_DEVICE.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") not in HIDDEN:
-            logger.warning("computing on the CPU, beside an NVIDIA GPU: %s", _gpus_found(0))
+            logger.warning("computing on the CPU, beside an NVIDIA GPU: %s", gpus_found(0))
         return torch.device("cpu")
     try:
         device = torch.device(name)
@@ -217,7 +217,7 @@ def choose_device(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     # torch takes an index modulo 256: cuda:256 is cuda:0.
     if device.type != "cuda" or str(device) != name or (device.index or 0) >= count:
-        why = f": {_gpus_found(count)}" if device.type == "cuda" else ""
+        why = f": {gpus_found(count)}" if device.type == "cuda" else ""
         raise invalid(
             f"device '{name}' is not available{why}; possible: auto, {_possible()}", "device"
         )
@@ -344,7 +344,7 @@ def _possible() -> str:
     return ", ".join(["cpu", *(f"cuda:{index}" for index in range(count))])
 
 
-def _gpus_found(count: int) -> str:
+def gpus_found(count: int) -> str:
     """A clause: how many GPUs torch finds, and if there are none, why and what to do."""
     version = torch.version.cuda
     if version is None:

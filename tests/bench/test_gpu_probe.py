@@ -67,8 +67,9 @@ def test_a_card_that_computes_has_its_facts(card: pytest.MonkeyPatch) -> None:
 
 
 def test_torch_without_cuda_is_named(card: pytest.MonkeyPatch) -> None:
+    card.setattr(torch.cuda, "is_available", lambda: False)
     card.setattr(torch.version, "cuda", None)
-    assert "was built without CUDA; install one with it: pip install -c constraints.txt" in probe(1)
+    assert "is built without CUDA, so install one with it: pip install " in probe(1)
 
 
 def test_a_card_that_torch_does_not_find_comes_with_its_reason(card: pytest.MonkeyPatch) -> None:
@@ -77,9 +78,7 @@ def test_a_card_that_torch_does_not_find_comes_with_its_reason(card: pytest.Monk
 
     card.setattr(torch.cuda, "is_available", lambda: False)
     card.setattr(torch.cuda, "init", init)
-    assert probe(1).endswith(
-        "torch can't use a GPU: The NVIDIA driver on your system is too old (found version 11040)."
-    )
+    assert probe(1).endswith(" (The NVIDIA driver on your system is too old (found version 11040))")
 
 
 def test_a_lack_of_triton_is_named(card: pytest.MonkeyPatch) -> None:

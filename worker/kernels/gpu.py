@@ -17,7 +17,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @cache
-def package() -> bool:
+def usable() -> bool:
     """True if the package `triton` can be imported and can start kernels. Before its first kernel
     it compiles a module for that with a C compiler: without one, torch computes."""
     try:
@@ -47,7 +47,7 @@ def package() -> bool:
 
 def serves(x: Tensor) -> bool:
     """True if kernels read `x`."""
-    return x.is_cuda and x.dtype in DTYPES and package()
+    return x.is_cuda and x.dtype in DTYPES and usable()
 
 
 def attention() -> Any:

@@ -89,7 +89,7 @@ class Graphs:
         return (
             self.enabled
             and batch.token_ids.is_cuda
-            and gpu.package()
+            and gpu.usable()
             and batch.decode is not None
             and not batch.chunks
             and batch.logits_rows is None

@@ -22,7 +22,7 @@ LARGE_PRODUCT_VALUES = 1 << 26
 
 def kernels() -> Any:
     """`worker.kernels.triton_products`, or None where Triton can't start them."""
-    return gpu.products() if gpu.package() else None
+    return gpu.products() if gpu.usable() else None
 
 
 def multiplies(kind: GGMLQuantizationType) -> bool:

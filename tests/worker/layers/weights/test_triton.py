@@ -41,9 +41,9 @@ needs_triton = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def fresh_kernels() -> Iterator[None]:
-    gpu.package.cache_clear()
+    gpu.usable.cache_clear()
     yield
-    gpu.package.cache_clear()
+    gpu.usable.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -398,7 +398,7 @@ def test_triton_without_a_compiler_is_found_before_the_first_step(
         monkeypatch.setenv("PATH", str(tmp_path))
     else:
         monkeypatch.setenv("CC", compiler)
-    assert not gpu.package()
+    assert not gpu.usable()
     (record,) = caplog.records
     cause = "Failed to find C compiler" if compiler is None else "Command '['false', "
     assert f"because Triton can't start kernels ({cause}" in record.message
