@@ -38,6 +38,7 @@ def main(model: str, rounds: int, out: Path | None) -> None:
         contestants: dict[str, Callable[[], float]] = {
             "import jobs": partial(_to_the_end, [*python, "import jobs"]),
             "import worker": partial(_to_the_end, [*python, "import worker"]),
+            "import torch": partial(_to_the_end, [*python, "import torch"]),
             "from worker import Engine": partial(
                 _to_the_end, [*python, "from worker import Engine"]
             ),
